@@ -82,10 +82,12 @@ test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh again
 confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and splits; writes experiments/results/
 	.venv/bin/python -m checks.statistics.confirm --workdir=runs/confirm
 
-coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes checks/results/
+coverage: .venv/base  ## an hour: how often 90 % intervals hold the truth and verdicts are right, in simulated studies; writes checks/results/
 	.venv/bin/python -m checks.statistics.coverage
 	.venv/bin/python -m checks.statistics.multiplier
+	.venv/bin/python -m checks.statistics.decisions
 	.venv/bin/python -m checks.statistics.ablation_rules
+	.venv/bin/python -m checks.statistics.gaps
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
 	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning

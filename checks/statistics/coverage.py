@@ -139,7 +139,7 @@ def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     posed = pose_problem(law, columns, true_law(columns, truth) * np.exp(_errors(arm, random, columns)), huber_log())
     best = optimum.minimise_objective(posed)
     shared = dependence.estimate_dependence(posed, best, np.asarray(rows_by.labels)) if rows_by else None
-    boot, tested = misfit.resample_fit(posed, best, RESAMPLES, seed, shared, LEVEL)
+    boot, tested, _ = misfit.resample_fit(posed, best, RESAMPLES, seed, shared)
     assert boot  # RESAMPLES is not 0
     inside = {} if arm.truth else _score_params(posed, best, boot, shared, truth)
     run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
@@ -156,7 +156,8 @@ def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     inside["loss of one new run"] = prediction.low <= measured <= prediction.high
     inside["law at the new run"] = prediction.fit_low <= true_loss <= prediction.fit_high
     inside["the form passes its test"] = not (tested and tested.fails)
-    alone = uncertainty.predict_run(posed, best, dataclasses.replace(boot, misfit=None), run, LEVEL)
+    right = dataclasses.replace(boot, misfit=None, params=boot.sampled)
+    alone = uncertainty.predict_run(posed, best, right, run, LEVEL)
     inside["loss of one new run, without misfit"] = alone.low <= measured <= alone.high
     return {name: bool(holds) for name, holds in inside.items()}
 
@@ -235,7 +236,7 @@ def format_page(result: dict[str, Any]) -> str:
         f"{COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % interval lie between "
         f"{low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). `law at the new run` "
         "is the parameters' part alone: it is not an interval for a run. `the form passes its test`: share of studies; "
-        "`without misfit`: what the interval would hold if a law that fails that test were believed.",
+        "`without misfit`: what the interval would hold if the law were taken to be right.",
         "",
         "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in STUDY_ARMS) + " |",
         "|---" * (len(arms) + 1) + "|",

@@ -5,8 +5,9 @@ gap between their validation losses beside the noise floor (the change that anot
 or folders (a sweep) whose runs differ in train.seed only: then their mean losses are compared.
 
 The noise is measured on runs equal to A, or to B, in all but train.seed: those in the given folder, or those beside the
-run. If there are none, the commands to train some are printed. Two runs with equal metrics and weights have "the same
-bits".
+run. Where A and B have the same seed, the other settings beside them (of a sweep) count too, as in `runs --by`: the
+effect of a seed is set aside, and variances are drawn towards a common one. If there are none, the commands to train
+some are printed. Two runs with equal metrics and weights have "the same bits".
 
 Exit code: 0 done (whether or not the runs differ), 2 bad input.
 
@@ -20,6 +21,8 @@ from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.errors import quote_path
 
 MOST_LINES = 12  # lines of one kind
+ENOUGH_FREEDOM = 4  # degrees of freedom of the noise: with fewer, more seeds help most
+WITH_ENOUGH = 2.447 * 2**0.5  # half width in standard deviations, with four seeds a side: Student's t of 6
 
 
 def main(argv: list[str]) -> int:
@@ -115,15 +118,29 @@ def _gap(comparison: dict[str, Any]) -> list[str]:
     floor = gap["floor"]
     if floor is None:
         return [*lines, *_no_floor(comparison)]
-    lines.append(
+    return [*lines, *_floor(gap, floor)]
+
+
+def _floor(gap: dict[str, Any], floor: dict[str, Any]) -> list[str]:
+    """The noise floor, and what it says of the gap."""
+    paired = ", the effect of each seed set aside" if floor["paired"] else ""
+    freedom = f"{floor['freedom']} degree{'s' * (floor['freedom'] > 1)} of freedom"
+    head = (
         f"  noise floor: sd {floor['sd']:.6f} over seeds (95 % interval {floor['low']:.6f} to {floor['high']:.6f}; "
-        f"{len(floor['runs'])} runs, {floor['freedom']} degrees of freedom)"
+        f"{len(floor['runs'])} runs, {freedom}{paired})"
     )
     beyond = abs(gap["gap"]) > gap["half_width"]
-    lines.append(
-        f"  with other seeds alone it would stay within ±{gap['half_width']:.6f} in 95 % of such pairs: "
-        f"{'more than noise' if beyond else 'not distinguishable from noise'}"
-    )
+    verdict = "more than noise" if beyond else "not distinguishable from noise"
+    lines = [
+        head,
+        f"  with other seeds alone it would stay within ±{gap['half_width']:.6f} in 95 % of such pairs: {verdict}",
+    ]
+    if not beyond and floor["freedom"] < ENOUGH_FREEDOM:
+        more = floor["sd"] * WITH_ENOUGH
+        lines.append(
+            f"  so few runs cannot tell a gap of this size. With seeds 0 to 3 of each setting, in one folder, the "
+            f"limit would be about ±{more:.2g} between two runs, and half of it between the means (name the folders)"
+        )
     return lines
 
 

@@ -1,1 +1,1 @@
-"""Numbers as people write them, in tables, options and config values: `written` is the one parser."""
+"""Numbers as people write them (`written`: the one parser), and gaps of losses over seeds (`gaps`: the one judge)."""

@@ -39,7 +39,7 @@ RIGHT = {
     **dict.fromkeys(("name", "out", "download"), ("text",)),
     "prompt": ("text",), "workdir": ("text",), "lr_factor": ("number", "half"), "port": ("number",),
     **dict.fromkeys(("processes", "process_id", "max_parallel"), ("number",)),
-    **dict.fromkeys(("where", "allow_change", "trust", "best_of", "per"), ("text",)),
+    **dict.fromkeys(("where", "finished", "allow_change", "trust", "best_of", "per"), ("text",)),
 }  # fmt: skip
 
 

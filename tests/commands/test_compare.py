@@ -9,6 +9,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.sweep.run import run_sweep
+from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
 
 
@@ -98,6 +99,39 @@ def test_folders_of_seeds_are_compared_by_their_means(studies, capsys):
     assert (gap["a"], gap["b"]) == (pytest.approx(means[0]), pytest.approx(means[1]))
     assert gap["half_width"] == pytest.approx(3.1824 * gap["floor"]["sd"] * np.sqrt(1 / 3 + 1 / 2), rel=1e-4)
     assert "(means of 3 and 2 runs)" in text
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """The README's sweep: four peak LRs, two seeds."""
+    folder = tmp_path_factory.mktemp("grid")
+    losses = {0.003: (2.091, 2.071), 0.01: (2.125, 2.005), 0.03: (2.422, 2.326), 0.1: (2.695, 2.682)}
+    for lr, pair in losses.items():
+        for seed, loss in enumerate(pair):
+            run = folder / "runs" / f"lr{lr}-s{seed}"
+            synthetic.write_run(run, seed=seed, peak_lr=lr, lines=8)
+            synthetic.end_at(run, loss)
+    return folder / "runs", np.array(list(losses.values()))
+
+
+def test_the_other_settings_of_a_sweep_tell_the_noise_of_runs_of_one_seed(grid, capsys):
+    """Seen: two seeds a side leave ±.26 for a gap of .12, and ±1.5 where one side has them."""
+    folder, y = grid
+    result, text = asked(capsys, folder / "lr0.003-s1", folder / "lr0.03-s1")
+    left = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    floor = result["gap"]["floor"]
+    assert (floor["freedom"], floor["settings"], len(floor["runs"]), floor["paired"]) == (3, 4, 8, True)
+    assert floor["sd"] == pytest.approx(np.sqrt((left**2).sum() / 3))
+    assert result["gap"]["half_width"] == pytest.approx(3.1824 * floor["sd"] * np.sqrt(2), rel=0.25)
+    assert "3 degrees of freedom, the effect of each seed set aside" in text and "more than noise" in text
+
+
+def test_two_runs_cannot_tell_and_what_would(grid, capsys):
+    folder, _ = grid
+    result, text = asked(capsys, folder / "lr0.01-s0", folder / "lr0.01-s1")
+    assert result["gap"]["floor"]["freedom"] == 1 and result["gap"]["half_width"] == pytest.approx(1.525, abs=2e-3)
+    assert "so few runs cannot tell a gap of this size. With seeds 0 to 3 of each setting" in text
+    assert "the limit would be about ±0.29 between two runs" in text
 
 
 def test_two_runs_of_one_group_have_its_spread_once(studies, capsys):

@@ -164,6 +164,41 @@ def test_by_a_key_is_one_line_a_setting_with_its_mean_over_seeds(grid, capsys):
     assert lines[6].startswith(f"Best: optim.peak_lr = {answer['best']['optim.peak_lr']:g}, with validation loss")
 
 
+def test_readmes_sweep_says_which_rates_are_worse(tmp_path, capsys):
+    """Seen: .62 nats above the best, "not told apart", by two seeds for themselves."""
+    losses = {0.003: (2.091, 2.071), 0.01: (2.125, 2.005), 0.03: (2.422, 2.326), 0.1: (2.695, 2.682)}
+    for lr, pair in losses.items():
+        for seed, loss in enumerate(pair):
+            folder = tmp_path / "runs" / f"lr{lr}-s{seed}"
+            synthetic.write_run(folder, seed=seed, peak_lr=lr, lines=8)
+            synthetic.end_at(folder, loss)
+    synthetic.write_run(tmp_path / "runs" / "lr1-s0", peak_lr=1.0, status="diverged", lines=8)
+    assert main(["runs", str(tmp_path), "--by=optim.peak_lr"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[4:7] for line in lines[1:5]] == [["2.081", "±", "0.010"], ["2.065", "±", "0.060"],
+        ["2.374", "±", "0.048"], ["2.6885", "±", "0.0065"]]  # fmt: skip
+    assert [line[-4:-1] for line in lines[3:5]] == [["worse", "(p", "="]] * 2
+    assert " ".join(lines[5][-3:]) == "last: 1 diverged" and "Worse: 0.03, 0.1." in " ".join(lines[7])
+    assert " ".join(lines[-3]).startswith("Noise of one run: 0.038 nats, 3 degrees of freedom over 4 settings")
+
+
+def test_a_sweep_over_steps_is_a_design_and_names_what_to_run(tmp_path, capsys):
+    for steps in (1000, 2000, 4000):
+        for seed in (0, 1):
+            synthetic.write_run(tmp_path / "runs" / f"{steps}-{seed}", d=512 * steps, seed=seed, lines=8)
+    assert main(["runs", str(tmp_path), "--by=train.steps", f"--json={tmp_path}/by.json"]) == 0
+    text, answer = capsys.readouterr().out, json.loads((tmp_path / "by.json").read_text())
+    assert "train.steps changes the size or the compute of a run: an axis of a design" in text
+    assert "`scalelab fit DIR`" in text and "Best" not in text and "edge" not in text
+    assert answer["best"] is None and answer["design"] == ["train.steps"]
+
+
+def test_settings_that_were_trained_longer_are_said(grid, capsys):
+    """The rates of this grid have steps of their own: no key alone changes D, so they are ranked, with a warning."""
+    assert main(["runs", str(grid), "--by=optim.peak_lr"]) == 0
+    assert "Settings that are compared differ in tokens (D) and FLOPs (C) too" in capsys.readouterr().out
+
+
 def test_the_table_by_settings_as_files(grid, tmp_path, capsys):
     assert main(["runs", str(grid), "--by=optim.peak_lr", "--csv", f"--parquet={tmp_path}/by.parquet"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))

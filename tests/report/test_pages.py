@@ -255,6 +255,15 @@ def test_a_best_trial_at_the_edge_is_said(undrawn, tmp_path):
     assert "0.004 is the largest LR. Try more beyond it." in text
 
 
+def test_a_sweep_of_budgets_is_a_design_on_its_page_too(undrawn, tmp_path):
+    for tokens in (1e6, 2e6, 4e6):
+        synthetic.write_run(tmp_path / "runs" / f"{tokens:g}", d=tokens, lines=20)
+    write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert "train.steps changes the size or the compute of a run: an axis of a design" in text
+    assert "no verdict: another size or budget" in text and "Best:" not in text and "edge of the sweep" not in text
+
+
 @pytest.mark.full
 def test_the_page_of_a_run_whose_process_is_gone_says_since_when(tmp_path):
     synthetic.write_run(tmp_path, status="running", lines=20)

@@ -25,11 +25,13 @@ def read_sources(
     where: Sequence[str] = (),
     with_target: bool = True,
     option: str = "--columns",
+    finished: Sequence[str] = (),
 ) -> Table:
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
     `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a
     table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have no loss yet.
+    `finished`: words of a table's status that mean a finished run.
     With several sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention
     is unknown, or if `where` leaves no row.
     """
@@ -51,7 +53,7 @@ def read_sources(
         known = sorted(all_columns(run for source in sources for run in read_grid(source)[0]))
         for name in (name for name in mapped if name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
-    tables = [_read(source, needed, columns, n_convention or "total", where, option) for source in sources]
+    tables = [_read(source, needed, columns, n_convention or "total", where, option, finished) for source in sources]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
@@ -72,12 +74,13 @@ def read_sources(
 
 
 def _read(
-    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str], option: str
-) -> Table:
+    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str],
+    option: str, finished: Sequence[str],
+) -> Table:  # fmt: skip
     """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
     column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():
-        table = read_table(source, columns, needed, where, option)
+        table = read_table(source, columns, needed, where, option, finished)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
     runs, left_out = read_grid(source)  # changed in place: copies of thousands of rows would cost more than the rest
     for run in runs:

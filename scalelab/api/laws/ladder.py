@@ -44,13 +44,14 @@ def read_ladder(
     where: Sequence[str] = (),
     cluster: str = "auto",
     last: int = LAST_CHECKPOINTS,
+    finished: Sequence[str] = (),
 ) -> LadderTable:
     """Read N, D, task loss and accuracy; rows of one run whose D differ are its checkpoints. BadInput as the command.
 
     `cluster`: the column that names runs, "auto" (found by name or structure) or "none" (every row is a run); `last`:
     checkpoints of a run whose scatter is measured.
     """
-    table = read_sources(sources, READ_LAW, columns, n_convention, where)
+    table = read_sources(sources, READ_LAW, columns, n_convention, where, finished=finished)
     fields, selected, excluded = study_table(table.rows, READ_LAW, n_convention or "total", 0)
     cells = {key: [row.get(key) for row in selected] for key in selected[0]} | fields
     groups = choose_groups(cells, TASK_LOSS, cluster)
@@ -81,7 +82,7 @@ def fit_accuracy(
     where: str | Sequence[str] = (), cluster: str = "auto", last_checkpoints: int = LAST_CHECKPOINTS,
     hold: Mapping[str, float] | None = None, objective: str = "huber_log", delta: float | None = None,
     bootstrap: int = 1000, seed: int = 0, level: float = 0.9, target_values: Mapping[str, float] | None = None,
-    holdout: int | None = None,
+    holdout: int | None = None, finished: str | Sequence[str] = (),
 ) -> AccuracyStudy:  # fmt: skip
     """Fit a ladder to accuracy (`scalelab fit --accuracy`), predict a run of N and D, score the `holdout` largest."""
     target = target_values or {}
@@ -98,6 +99,7 @@ def fit_accuracy(
         where=list(where),
         cluster=cluster,
         last=last_checkpoints,
+        finished=[finished] if isinstance(finished, str) else list(finished),
     )
     ladder = functools.partial(
         fit_ladder, hold=hold, objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, level=level

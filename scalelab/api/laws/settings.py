@@ -44,13 +44,13 @@ class ReadSettings:
 def read_best_settings(
     sources: Sequence[str], best_of: Sequence[str], per: Sequence[str], over: Mapping[str, Sequence[str]], *,
     columns: str | None = None, n_convention: str | None = None, where: Sequence[str] = (), drop_top_loss: int = 0,
-    level: float = 0.9,
+    level: float = 0.9, finished: Sequence[str] = (),
 ) -> ReadSettings:  # fmt: skip
     """Read runs or tables, and find their best settings. BadInput if a column or the convention can't be used."""
     check_names(best_of, per)
     law = Law("best settings", max, (*per, *best_of), {}, "loss")  # only its columns and target are read
     named = parse_columns(columns, known_fields(law))
-    table = read_sources(sources, law, named, n_convention, where)
+    table = read_sources(sources, law, named, n_convention, where, finished=finished)
     size = N_COLUMNS[n_convention or "total"]
     fields = {field: size if field == "N" else field for field in dict.fromkeys((*per, *best_of))}
     _check_fields(table.rows, fields)

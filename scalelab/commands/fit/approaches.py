@@ -6,6 +6,7 @@ from typing import Any
 from scalelab import api
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
+from scalelab.commands.fit.options import finished_words
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.columns import known_fields, parse_columns
@@ -24,6 +25,7 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
         columns=parse_columns(options.columns, known_fields(law)),
         n_convention=options.n_convention,
         where=options.where,
+        finished=finished_words(options),
     )
     try:
         with text.tell_reading(table.notes):

@@ -6,6 +6,7 @@ from typing import Any
 from scalelab import api
 from scalelab.api.laws.settings import read_best_settings
 from scalelab.commands.fit import settings_text, text
+from scalelab.commands.fit.options import finished_words
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
 from scalelab.laws.use.settings import best as best_lib
@@ -21,6 +22,7 @@ def run_best_settings(options: Any) -> tuple[list[str], dict[str, Any]]:
     read = read_best_settings(
         options.sources, best_of, per, _parse_over(options.over), columns=options.columns,
         n_convention=options.n_convention, where=options.where, drop_top_loss=options.drop_top_loss, level=level,
+        finished=finished_words(options),
     )  # fmt: skip
     best, at = read.best, options.target_values or {}
     _check_target(best, at)

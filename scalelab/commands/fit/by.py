@@ -8,6 +8,7 @@ from scalelab import api
 from scalelab.cli.parser import align_columns
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
+from scalelab.commands.fit.options import finished_words
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
 from scalelab.laws.fits.groups.group_fits import GroupFits
 from scalelab.laws.fits.groups.joint_law import is_offset
@@ -26,11 +27,13 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         columns=parse_columns(options.columns, known_fields(law)),
         n_convention=options.n_convention,
         where=options.where,
+        finished=finished_words(options),
     )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fits = api.fit_groups(
             table, options.by, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-            cluster=options.cluster or "auto", exponents=options.exponents or "shared", against=options.against,
+            cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
+            exponents=options.exponents or "shared", against=options.against,
             shared=tuple(options.shared.split(",")) if options.shared else (),
             objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
             seed=options.seed, target_flops=options.target_flops, level=options.level or INTERVAL_LEVEL,
@@ -39,7 +42,7 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     findings = [*units.question_labels(table.columns), *fits.design]
     facts = {"sources": options.sources, "derived": table.derived, "left_out_by_where": table.left_out}
     facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}
-    lines = [*describe_groups(fits, table, options), *(f"design: {finding.text}" for finding in findings)]
+    lines = [*describe_groups(fits, table, options), *(finding.line for finding in findings)]
     names = {"row_names": [str(row.get("name", "")) for row in fits.kept]}
     return lines, facts | fits.to_json() | {"design": [finding.to_json() for finding in findings]} | names
 
@@ -49,6 +52,8 @@ def describe_groups(fits: GroupFits, table: Table, options: Any) -> list[str]:
     lines = [*table.notes, *_heading(fits, table), "", *align_columns(_param_rows(fits)), "", *_compute(fits)]
     lines += [trust_text.describe_certificate(each.to_json(), name) for name, each in fits.certificates.items()]
     lines.append(trust_text.describe_form_test(fits.form, [*fits.law.columns, fits.by], fits.joint.problem.points))
+    if fits.misfit:
+        lines.append(trust_text.describe_misfit(fits.misfit.to_json()))
     if fits.dependence:
         lines.append(trust_text.describe_dependence(fits.named_dependence()))
     if fits.draws:

@@ -83,6 +83,17 @@ def _rows(add: Callable[..., Any]) -> None:
         metavar="EXPR",
         help="keep rows where this holds, e.g. 'N > 1e8 and D/N < 100'; repeatable",
     )
+    add(
+        "--finished",
+        metavar="WORD,…",
+        help="words in a table's column status or state that mean a finished run, beside finished, done, COMPLETED, …",
+    )
+    add(
+        "--checkpoints",
+        metavar="HOW",
+        help="of a run with several rows fit the last, its final loss, or all (default: last, if enough runs are left; "
+        "said)",
+    )
     add("--drop-top-loss", type=int, default=0, metavar="K", help="leave out the K largest losses")
 
 
@@ -96,7 +107,17 @@ def _fit(add: Callable[..., Any]) -> None:
         metavar="lr=N+D,…",
         help="columns of each setting's law (default: all of --per; of a batch D alone)",
     )
-    add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
+    add(
+        "--objective",
+        metavar="NAME",
+        help="huber_log (default), huber (of the loss itself), mse_log, mse, mle, asymmetric; NAME:X counts rows below "
+        "the law X times, for an envelope (asymmetric: huber_log:10)",
+    )
+    add(
+        "--weights",
+        metavar="COLUMN|scale",
+        help="inverse variances of the rows; scale: noise goes as a power of the run's size (default: one for all)",
+    )
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=whole_number, default=1000, metavar="COUNT", help="resamples; 0: none (default: 1000)")
     add(

@@ -7,6 +7,7 @@ from scalelab import api
 from scalelab.api.laws.ladder import LAST_CHECKPOINTS, READ_LAW, LadderTable
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
+from scalelab.commands.fit.options import finished_words
 from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.use.ladder import Ladder, LadderPrediction
 
@@ -19,7 +20,7 @@ def run_ladder(options: Any) -> tuple[list[str], dict[str, Any]]:
         last_checkpoints=LAST_CHECKPOINTS if options.last_checkpoints is None else options.last_checkpoints,
         hold=options.hold, objective=options.objective or "huber_log", delta=options.delta,
         bootstrap=options.bootstrap, seed=options.seed, level=0.9 if options.level is None else options.level,
-        target_values=options.target_values, holdout=options.holdout,
+        target_values=options.target_values, holdout=options.holdout, finished=finished_words(options),
     )  # fmt: skip
     table, ladder, held, prediction = study.table, study.ladder, study.held_out, study.prediction
     lines = [*table.notes, *_describe(ladder, table)]

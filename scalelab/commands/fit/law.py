@@ -7,6 +7,7 @@ from scalelab import api
 from scalelab.api.defaults import HOLDOUT_DIVISOR
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import next_runs, text, trust_text
+from scalelab.commands.fit.options import finished_words
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.read import units
@@ -20,6 +21,9 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--target-flops prints intervals, and --bootstrap=0 gives none: ask for resamples")
     if options.next_runs is not None and not (options.grid and options.budget_flops):
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
+    if options.weights and (options.tournament or options.next_runs is not None):
+        other = "--tournament" if options.tournament else "--next-runs"
+        raise BadInput(f"--weights has no effect with {other}: leave one out")
     law = api.load_law(options.law or "chinchilla", options.hold)
     table = api.read_table(
         options.sources,
@@ -27,11 +31,13 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         columns=parse_columns(options.columns, known_fields(law)),
         n_convention=options.n_convention,
         where=options.where,
+        finished=finished_words(options),
     )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = api.fit(
             table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-            cluster=options.cluster or "auto", objective=options.objective or "huber_log", delta=options.delta,
+            cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
+            objective=options.objective or "huber_log", delta=options.delta, weights=options.weights,
             bootstrap=options.bootstrap, seed=options.seed,
             target_flops=() if law.columns == ("C",) else options.target_flops, holdout=options.holdout or 0,
             level=options.level or INTERVAL_LEVEL, target_values=options.target_values, progress=bars.update,

@@ -10,6 +10,7 @@ from scalelab.errors import BadInput
 BY_OPTIONS = ("exponents", "shared", "against")
 LAW_OPTIONS = (
     "law",
+    "weights",
     "hold",
     "objective",
     "delta",
@@ -21,26 +22,31 @@ LAW_OPTIONS = (
     *BY_OPTIONS,
 )
 SETTING_OPTIONS = ("per", "over")
-USED_BY_SETTINGS = ("sources", "columns", "n_convention", "where", "drop_top_loss", "best_of", *SETTING_OPTIONS,
-    "level", "target_values", "figures", "json")  # fmt: skip
+USED_BY_SETTINGS = ("sources", "columns", "n_convention", "where", "finished", "drop_top_loss", "best_of",
+    *SETTING_OPTIONS, "level", "target_values", "figures", "json")  # fmt: skip
 IDLE_OPTIONS = {
-    1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
-    2: (*LAW_OPTIONS, "cluster"),
+    1: (*LAW_OPTIONS, "level", "seed_noise", "figures", "checkpoints"),
+    2: (*LAW_OPTIONS, "cluster", "checkpoints"),
     3: ("method", "seed_noise"),
 }
-IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
+IDLE_WITH_BY = ("weights", "holdout", "tournament", "next_runs", "figures")
 CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
     "figures", "json")  # fmt: skip
 ACCURACY_OPTIONS = ("last_checkpoints",)
-USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_convention", "where", "hold", "objective",
-    "delta", "bootstrap", "cluster", "seed", "level", "target_values", "holdout", "json")  # fmt: skip
+USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_convention", "where", "finished", "hold",
+    "objective", "delta", "bootstrap", "cluster", "seed", "level", "target_values", "holdout", "json")  # fmt: skip
 
 
 def known_laws() -> str:
     """List names and equations of the built-in laws."""
     return "\n".join(f"  {name:<17}{line}" for file in ("forms", CURVES) for name, line in law_docs(file).items())
+
+
+def finished_words(options: Any) -> list[str]:
+    """The words of --finished."""
+    return [word.strip() for word in (options.finished or "").split(",") if word.strip()]
 
 
 def law_docs(file: str) -> dict[str, str]:

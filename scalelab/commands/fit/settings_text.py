@@ -35,17 +35,23 @@ def describe_best_settings(best: BestSettings, runs: int, n_convention: str) -> 
 
 def _surface(best: BestSettings) -> str:
     if len(best.best_of) == 1:
-        return "a parabola in its log"
+        return "a quartic in its log" if best.noise.share else "a parabola in its log"
     surfaces = [group.optimum.surface for group in best.groups if group.optimum.surface]
     crossed = sum(each.cross for each in surfaces)
     kind = "with a cross term" if crossed else "separable: too few settings for a cross term"
     if 0 < crossed < len(surfaces):
         kind = f"with a cross term in {crossed} groups, separable in {len(surfaces) - crossed} with too few settings"
-    return f"a quadratic surface in their logs, {kind}"
+    form = "quartic" if best.noise.share else "quadratic"
+    return f"a {form} surface in their logs, {kind}"
 
 
 def _window(best: BestSettings) -> str:
     """Describe which settings the surfaces are fitted to."""
+    if best.noise.share:
+        return (
+            f"a setting counts less the more it loses (half at {1.18 * best.noise.share:.1%} of the loss): the losses "
+            "follow no parabola even near their lowest point; what this surface misses is in the errors"
+        )
     windows = zip(best.best_of, best.noise.window, strict=True)
     near = [f"{octaves:g} octaves of {name}" for name, octaves in windows if np.isfinite(octaves)]
     if not near:

@@ -9,6 +9,7 @@ from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.weights import describe_weights
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.table import Table
 from scalelab.laws.solve.optimum import FitError
@@ -20,7 +21,8 @@ MOST_NAMES_SHOWN = 12  # most names of rows in one line
 TARGET_UNITS = {"loss": "nats/token"}
 OBJECTIVE_LABELS = {
     "huber_log": "sum of Huber({delta:g}) of log {target} residuals",
-    "asymmetric": "sum of Huber({delta:g}) of log {target} residuals, those below the law times {overestimate:g}",
+    "huber": "sum of Huber({delta:g}) of {target} residuals",
+    "asymmetric": "sum of Huber({delta:g}) of log {target} residuals",
     "mse_log": "half the sum of squared log {target} residuals",
     "mse": "half the sum of squared {target} residuals",
     "mle": "-log likelihood of Huber's density of log {target} residuals with a free scale",
@@ -38,11 +40,7 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
         lines.append(describe_exclusions(fitted.excluded))
     if table.left_out:
         lines.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
-    lines += [
-        f"design: {finding.text}{_row_names(finding, fitted)}"
-        for finding in fitted.design
-        if finding.kind != "excluded"
-    ]
+    lines += [f"{finding.line}{_row_names(finding, fitted)}" for finding in fitted.design if finding.kind != "excluded"]
     lines += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
         lines += _decision(decision, fitted)
@@ -100,10 +98,13 @@ def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str
     name = OBJECTIVE_LABELS[objective["name"]].format(
         target=law.target, **objective | {"delta": objective["delta"] or 0}
     )
+    if objective["overestimate"] != 1:
+        name += f", those below the law times {objective['overestimate']:g}"
     rms = f"{block['residual_rms']:.2%}" if fitted.problem.objective.log else f"{block['residual_rms']:.3g}"
     return [
         f"{law.equation.rstrip('.')}{unit}: {block['n_rows']} rows{size}{derived}",
         f"{name}: {objective['value']:.10g}; residual rms {rms}",
+        *([describe_weights(fitted.weights)] if fitted.weights else []),
     ]
 
 
@@ -161,7 +162,9 @@ def _digits(value: float, profile: ParamProfile | None) -> int:
 def _verdict(profile: ParamProfile | None) -> str:
     if profile is None:
         return ""
-    return f"{profile.verdict}: {format_span(profile.interval, 4 if profile.verdict == 'identified' else 2)}"
+    if profile.verdict == "identified":
+        return f"identified if the law holds: {format_span(profile.interval)}"
+    return f"{profile.verdict}: {format_span(profile.interval, 2)}"
 
 
 def _tighten(profile: ParamProfile | None) -> str:

@@ -37,24 +37,29 @@ def describe_certificate(certificate: Mapping[str, Any], group: str = "") -> str
 
 
 def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
-    """Format the test of the form; if it fails, also what predictions add and which law fits better."""
+    """Format the test of the form, what the law may get wrong, and which law fits better if the test fails."""
     if fitted.form is None and fitted.best.value == 0:
         return []
     lines = [describe_form_test(fitted.form, fitted.law.columns, block["n_rows"])]
-    if fitted.form is None or not fitted.form.fails:
-        return lines
-    misfit = block["misfit"]
-    if misfit:
-        lines.append(
-            f"      a new run's interval is widened for that, by {misfit['rate']:.2%} an e-fold of size: the worst of "
-            f"{misfit['forecasts']} forecasts of the larger rows from the smaller"
-        )
+    if block["misfit"]:
+        lines.append(describe_misfit(block["misfit"]))
     if fitted.wider:
         lines.append(
             f"      --law={fitted.wider.name} fits better: {fitted.wider.param} {fitted.wider.value:.3g}, objective "
             f"{fitted.wider.lower_by:.0%} lower"
         )
     return lines
+
+
+def describe_misfit(misfit: Mapping[str, Any]) -> str:
+    """Describe what the law may get wrong, which all intervals carry."""
+    times = (
+        f", {misfit['widened']:.2g} times what residuals allow, as {misfit['forecasts']} forecasts of larger rows ask"
+    )
+    return (
+        f"misfit: the law may be wrong by {misfit['rms']:.2%} rms over these rows (at most {misfit['upper']:.2%})"
+        f"{times if misfit['widened'] > 1.005 else ''}; all intervals carry it"
+    )
 
 
 def describe_form_test(tested: FormTest | None, columns: Sequence[str], rows: int) -> str:
@@ -66,9 +71,14 @@ def describe_form_test(tested: FormTest | None, columns: Sequence[str], rows: in
         f"form: {' and '.join(columns)} explain {tested.share:.0%} of the residuals' variance "
         f"(by chance {low:.0%} to {high:.0%})"
     )
-    if not tested.fails:
-        return f"{head}: nothing speaks against the law"
-    return f"{head}: the law misses a pattern; its intervals do not hold beyond the data"
+    if tested.fails:
+        return f"{head}: the law misses a pattern"
+    power = (
+        ""
+        if tested.visible is None
+        else (f"; a misfit of {tested.visible:.2%} rms would have shown in 8 of 10 such tables, a smaller one may hide")
+    )
+    return f"{head}: nothing speaks against the law{power}"
 
 
 def describe_dependence(dependence: Mapping[str, Any]) -> str:
@@ -90,7 +100,7 @@ def _resamples(bootstrap: Mapping[str, Any]) -> str:
 
 
 def describe_holdout(holdout: Holdout, fitted: Fitted) -> list[str]:
-    """List the held-out rows with their predictions, and how many lie inside their intervals."""
+    """List the held-out rows with their predictions, how many lie inside their intervals, and how wide these are."""
     names = [str(fitted.kept[row].get("name", f"row {row + 1}")) for row in holdout.rows] if fitted.kept else []
     level = f"{holdout.level:.0%}"
     rows = [
@@ -105,14 +115,37 @@ def describe_holdout(holdout: Holdout, fitted: Fitted) -> list[str]:
             numbers.append(f"{holdout.low[i]:.4f} to {holdout.high[i]:.4f}")
         rows.append([name, *numbers, f"{holdout.errors[i]:+.2%}"])
     rest = [f"and {len(holdout.rows) - MOST_ROWS_SHOWN} more"] if len(holdout.rows) > MOST_ROWS_SHOWN else []
+    asked = (
+        f" ({holdout.asked} were asked for; rows of one budget go together)"
+        if 0 < holdout.asked < len(holdout.rows)
+        else ""
+    )
     head = (
-        f"held out, the {len(holdout.rows)} largest rows: mean absolute error {holdout.mape:.2%} "
+        f"held out, the {len(holdout.rows)} largest rows{asked}: mean absolute error {holdout.mape:.2%} "
         f"(of the fitted rows {holdout.in_sample_mape:.2%})"
     )
-    if holdout.low is not None:
-        low, high = holdout.inside_by_chance
-        head += f"; {holdout.inside} of {len(holdout.rows)} inside their {level} intervals (by chance {low} to {high})"
-    return ["", head, *align_columns(rows), *rest]
+    return ["", head, *align_columns(rows), *rest, *_score_holdout(holdout)]
+
+
+def _score_holdout(holdout: Holdout) -> list[str]:
+    """Format how many rows lie inside, how wide the intervals are, and whether either is more than chance."""
+    if holdout.inside_by_chance is None or holdout.error_by_chance is None:
+        return []
+    (least, most), ends = holdout.inside_by_chance, holdout.error_by_chance
+    count = len(holdout.rows)
+    lines = [
+        f"{holdout.inside} of {count} inside their {holdout.level:.0%} intervals (by chance {least} to {most}, as rows "
+        f"of one table err together); median width {holdout.width:.2%} of the target, interval score "
+        f"{holdout.interval_score:.2%}"
+    ]
+    if holdout.verdict == "too narrow":
+        lines.append("WARNING: fewer held-out rows are inside than by chance: intervals of larger runs are too narrow")
+    if holdout.verdict == "too wide":
+        lines.append(
+            f"WARNING: the intervals are wider than errors of {holdout.mape:.2%} ask for (by chance {ends[0]:.2%} to "
+            f"{ends[1]:.2%}): that {holdout.inside} of {count} are inside says little"
+        )
+    return lines
 
 
 def describe_tournament(entries: Sequence[TournamentEntry], count: int) -> list[str]:

@@ -10,22 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.spatial import cKDTree
 
-from scalelab.laws.design import grids
+from scalelab.laws.design import grids, outliers, repeats, scatter
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import identifiable
-from scalelab.laws.trust.information import residual_noise, sizes_and_tokens
+from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.information import sizes_and_tokens
 
 DECADE = 9.9  # a column that spans a smaller factor determines an exponent poorly
 SPARE = 2.0  # rows per parameter, below which hardly any run checks the law
-NEAR = 0.01  # rows this close in every column are one configuration
 ENOUGH_BUDGETS = 4  # three determine a power law with an offset and leave none to check it
-OUTLIER = 5.0  # standard deviations
 AHEAD = 100.0  # default target of approach 2's bias, over the largest budget
 WORTH_A_LINE = 0.002  # a smaller bias of D is not reported
 
@@ -39,7 +37,7 @@ def row_findings(
     """
     identifiable.check_identifiable(law, columns, target, flops=flops, log=log)
     cost = _run_flops(columns, flops)
-    findings = [*_few_rows(law, target), *_narrow_columns(columns, cost), *_repeated_rows(columns, target)]
+    findings = [*_few_rows(law, target), *_narrow_columns(columns, cost), *repeats.repeated_rows(columns, target)]
     return findings + (_grid_findings(columns, target, cost) if law.target == "loss" and cost is not None else [])
 
 
@@ -50,9 +48,16 @@ def fit_findings(
     flops: ArrayLike | None = None,
     target_flops: Sequence[float] = (),
     held: Mapping[str, float] | None = None,
+    dependence: Dependence | None = None,
 ) -> list[Finding]:
-    """Findings that need the fitted law: rows far off it, and approach 2's bias on this grid."""
-    return [*_outlier_findings(posed, best), *_approach2_finding(posed, best, k, flops, target_flops, held or {})]
+    """Findings that need the fitted law: rows far off it, uneven noise, and approach 2's bias on this grid.
+
+    `dependence`: the error that rows of one group share.
+    """
+    return [
+        *_outlier_findings(posed, best, dependence),
+        *_approach2_finding(posed, best, k, flops, target_flops, held or {}),
+    ]
 
 
 def exclusion_findings(excluded: Iterable[Mapping[str, str]]) -> list[Finding]:
@@ -97,29 +102,6 @@ def _narrow_columns(columns: Columns, cost: np.ndarray | None) -> list[Finding]:
     return findings
 
 
-def _repeated_rows(columns: Columns, target: np.ndarray) -> list[Finding]:
-    """Rows that are copies of each other, and rows of (nearly) one configuration."""
-    logs = np.log(np.stack([*columns.values()], axis=1))
-    copy = _nearest_distance(np.column_stack([logs, np.log(target)])) < 1e-9
-    close = (_nearest_distance(logs) < np.log1p(NEAR)) & ~copy
-    findings = []
-    if copy.any():
-        text = f"equal to another row, loss and all: {copy.sum()} rows; each such run counts twice"
-        findings.append(Finding("duplicates", text, _rows(copy)))
-    if close.any():
-        text = (
-            f"within {NEAR:.0%} of another row in every column: {close.sum()} rows; "
-            "they tell about noise, hardly more about the law: resample them together"
-        )
-        findings.append(Finding("near-duplicates", text, _rows(close)))
-    return findings
-
-
-def _nearest_distance(points: np.ndarray) -> np.ndarray:
-    """Distance [P] of points [P, columns] to their nearest neighbours: the largest difference in any coordinate."""
-    return cKDTree(points).query(points, k=2, p=np.inf)[0][:, 1]
-
-
 def _grid_findings(columns: Columns, target: np.ndarray, cost: np.ndarray) -> list[Finding]:
     """Findings about an IsoFLOP grid: how many budgets it has, and where their minima lie."""
     N, _ = sizes_and_tokens(columns)
@@ -130,13 +112,13 @@ def _grid_findings(columns: Columns, target: np.ndarray, cost: np.ndarray) -> li
     if grid and len(grid) < ENOUGH_BUDGETS:
         text = f"{len(grid)} budgets determine the law's C and leave none to check it: add one"
         findings.append(Finding("few budgets", text))
-    for each in grid:
+    for each, off in zip(grid, grids.surely_off_centre(grid, N, target) if grid else [], strict=True):
         where = f"budget {each.C:.3g}: the loss is least at"
         if not each.interior:
             side = "smallest" if each.place < 0.5 else "largest"
             text = f"{where} its {side} size: add {'smaller' if each.place < 0.5 else 'larger'} ones"
             findings.append(Finding("edge minimum", text, each.rows))
-        elif min(each.place, 1 - each.place) < grids.CENTRAL:
+        elif off and min(each.place, 1 - each.place) < grids.CENTRAL:
             text = f"{where} {each.place:.0%} of its sizes' range: add sizes on the {_side(each.place)} side"
             findings.append(Finding("off-centre", text, each.rows))
         elif each.rise < grids.FLAT:
@@ -152,19 +134,26 @@ def _side(place: float) -> str:
     return "small" if place < 0.5 else "large"
 
 
-def _outlier_findings(posed: Problem, best: Optimum) -> list[Finding]:
-    residuals = posed.residuals(best.params)
-    sd = residual_noise(posed, best)
-    far = np.abs(residuals) > OUTLIER * sd
-    if not far.any():
-        return []
-    worst = int(np.abs(residuals).argmax())
-    limit, most = (f"{x:+.2%}" if posed.objective.log else f"{x:+.3g}" for x in (OUTLIER * sd, residuals[worst]))
-    text = (
-        f"off the law by more than {OUTLIER:g} sd ({limit.lstrip('+')}): {far.sum()} of {len(far)} rows, "
-        f"the farthest by {most}: look at these runs"
-    )
-    return [Finding("outliers", text, _rows(far))]
+def _outlier_findings(posed: Problem, best: Optimum, dependence: Dependence | None) -> list[Finding]:
+    """Rows too far off the law of the others, and noise that changes with the size of the runs."""
+    noise = scatter.measure_scatter(posed, best, dependence)
+    changes = noise is not None and noise.changes
+    far = outliers.find_outliers(posed, best, dependence, noise.at(posed.columns) if noise and changes else None)
+    findings = []
+    if far.rows:
+        most = f"{far.off[0]:+.2%}" if posed.objective.log else f"{far.off[0]:+.3g}"
+        text = (
+            f"farther off the law of the other rows than chance gives in one table of {1 / outliers.CHANCE:.0f}: "
+            f"{len(far.rows)} of {posed.points} rows, the farthest by {most}: look at these runs"
+        )
+        findings.append(Finding("outliers", text, tuple(sorted(far.rows))))
+    if noise and changes:
+        text = (
+            f"the noise changes with size: {noise.per_decade:.2g} times as large in a run ten times as large (p = "
+            f"{noise.p:.2g}), and intervals take one noise for all rows: --weights=scale"
+        )
+        findings.append(Finding("scatter", text))
+    return findings
 
 
 def _approach2_finding(
@@ -194,7 +183,3 @@ def _approach2_finding(
     errors = "; ".join(f"{b.method}: D {b.D_error:+.1%}, exponent a {b.a:.4f} for {b.a_true:.4f}" for b in biases)
     text = f"approach 2 on exact losses of this law at this grid's budgets and sizes, at {at:.3g} FLOPs: {errors}"
     return [Finding("approach 2 bias", text)]
-
-
-def _rows(mask: np.ndarray) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(mask).tolist())

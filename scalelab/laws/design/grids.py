@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError
@@ -18,6 +19,7 @@ FLAT = 0.003  # a smaller rise of the loss at an end (a share of it) says little
 TIGHT = 2 * isoflop.SAME_BUDGET  # largest spread of C in one budget, as a share of it
 LOOSE, MANY = 0.25, 8  # ... for a budget of MANY sizes: budgets read off a figure are that loose
 STRAY = 1 / 3  # a group with a smaller share of the largest budget's rows is runs that happen to cost the same
+CHANCE = 0.01  # grids of which noise alone makes some budget look off-centre
 SHARE = 0.5  # a table is an IsoFLOP grid if budgets of three sizes or more hold this share of its rows
 
 
@@ -60,6 +62,31 @@ def isoflop_budgets(C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[Grid
     most = max((len(each.rows) for each in budgets), default=0)
     budgets = [each for each in budgets if len(each.rows) >= STRAY * most]
     return budgets if sum(len(each.rows) for each in budgets) >= SHARE * len(C) else []
+
+
+def surely_off_centre(grid: Sequence[GridBudget], N: np.ndarray, loss: np.ndarray) -> list[bool]:
+    """Whether noise doesn't explain that each budget's minimum lies off its centre: in CHANCE of grids it seems to.
+
+    A parabola and a cube that all budgets share, and a level and a slope of each, are fitted to log loss over log N;
+    the test is Student's, of the slope where the central part begins. True where no row is left to tell the noise.
+    """
+    rows = np.array([row for each in grid for row in each.rows])
+    label = np.repeat(np.arange(len(grid)), [len(each.rows) for each in grid])
+    ends = np.log([[N[list(each.rows)].min(), N[list(each.rows)].max()] for each in grid])
+    middle, width = ends.mean(axis=1), np.diff(ends, axis=1)[:, 0]
+    x, own = np.log(N[rows]) - middle[label], np.eye(len(grid))[label]
+    design = np.column_stack([own, own * x[:, None], x**2, x**3])
+    fitted, _, rank, _ = np.linalg.lstsq(design, np.log(loss[rows]))
+    spare = len(rows) - rank
+    if spare < 1:
+        return [True] * len(grid)
+    noise = np.sum((np.log(loss[rows]) - design @ fitted) ** 2) / spare
+    side = np.where([each.place < 0.5 for each in grid], -1.0, 1.0)
+    at = side * (0.5 - CENTRAL) * width
+    slopes = np.column_stack([0 * own[: len(grid)], np.eye(len(grid)), 2 * at, 3 * at**2])
+    spread = np.sqrt(noise * np.einsum("bi,ij,bj->b", slopes, np.linalg.pinv(design.T @ design), slopes))
+    beyond = -side * (slopes @ fitted)  # above 0 where the loss still falls there, away from the middle
+    return [bool(each) for each in beyond > special.stdtrit(spare, 1 - CHANCE / len(grid)) * spread]
 
 
 @dataclasses.dataclass(frozen=True)

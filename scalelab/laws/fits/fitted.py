@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
+from scalelab.laws.fits.weights import Weights
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.finding import Finding
@@ -14,6 +15,7 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import uncertainty
 from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.discrepancy import Discrepancy
 from scalelab.laws.trust.form import FormTest
 from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.misfit import WiderLaw
@@ -41,8 +43,10 @@ class Fitted:
 
     `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 if their C is not known.
     `dependence`: the error that rows of one run share, None if rows are independent. `form`: the test of the law's
-    form, None where too few rows are left to tell; `wider`: the wider law that fits better where it fails. `design`
-    holds the weak points of the runs themselves, `holdout` how well the small runs predict the largest.
+    form, None where too few rows are left to tell; `misfit`: what the law may get wrong, which all intervals carry;
+    `wider`: the wider law that fits better where the test fails. `weights`: how rows with a noise of their own are
+    weighted. `design` holds the weak points of the runs themselves, `holdout` how well the small runs predict the
+    largest.
     """
 
     problem: Problem
@@ -58,7 +62,9 @@ class Fitted:
     n_convention: str
     dependence: Dependence | None = None
     form: FormTest | None = None
+    misfit: Discrepancy | None = None
     wider: WiderLaw | None = None
+    weights: Weights | None = None
     kept: tuple[Mapping[str, Any], ...] = ()
     excluded: tuple[dict[str, str], ...] = ()
 
@@ -104,7 +110,9 @@ class Fitted:
             )
         warnings += self.bootstrap.warnings() if self.bootstrap else []
         if self.form and self.form.fails:
-            warnings.append(f"the form of law {self.law.name!r} fails its test: intervals do not hold beyond the data")
+            warnings.append(
+                f"the form of law {self.law.name!r} fails its test: intervals carry its misfit, single numbers do not"
+            )
         warnings += [f"{name} is {p.verdict}" for name, p in self.identifiability.items() if p.verdict != "identified"]
         return warnings
 
@@ -122,6 +130,7 @@ class Fitted:
             "n_rows": self.problem.points,
             "n_runs": self.problem.points,
             "n_convention": self.n_convention,
+            "weights": self.weights.to_json() if self.weights else None,
             "objective": self.problem.objective.to_json(self.best.value),
             "params": self.params,
             "fixed": dict(self.law.held),
@@ -137,7 +146,7 @@ class Fitted:
             "dependence": self.dependence.to_json() if self.dependence else None,
             "form": self.form.to_json() if self.form else None,
             "wider_law": self.wider._asdict() if self.wider else None,
-            "misfit": dataclasses.asdict(self.bootstrap.misfit) if self.bootstrap and self.bootstrap.misfit else None,
+            "misfit": self.misfit.to_json() if self.misfit else None,
             "identifiability": {name: p.to_json() for name, p in self.identifiability.items()},
             "allocation": {f"{d.C:g}": d.to_json() for d in self.decisions},
             "design": [finding.to_json() for finding in self.design],
@@ -162,7 +171,15 @@ def _optimal_exponents(
         return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
 
     point = exponents(params["alpha"], params["beta"])
-    spread = exponents(boot.params["alpha"], boot.params["beta"]) if boot else {}
+    if boot is None:
+        return point, {}
+    sampled, carried = (exponents(draws["alpha"], draws["beta"]) for draws in (boot.sampled, boot.params))
     return point, {
-        n: {"percentile": uncertainty.central_interval(v, level), "se": float(np.std(v))} for n, v in spread.items()
+        name: {
+            "percentile": uncertainty.widen(
+                uncertainty.central_interval(values, level), point[name], values, carried[name], level
+            ),
+            "se": float(np.std(values)),
+        }
+        for name, values in sampled.items()
     }

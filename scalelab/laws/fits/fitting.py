@@ -14,7 +14,9 @@ from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
 from scalelab.laws.design import design
+from scalelab.laws.fits import agreement
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
+from scalelab.laws.fits.weights import Weights, weigh
 from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
@@ -42,14 +44,16 @@ def fit(
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: str | Groups = "auto",
     target_flops: Sequence[float] = (), holdout: int = 0, level: float = INTERVAL_LEVEL, identify: bool = True,
     k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None, progress: uncertainty.Progress | None = None,
+    fixed: Mapping[str, float] | None = None, weights: str | ArrayLike | None = None,
+    progress: uncertainty.Progress | None = None,
 ) -> Fitted:  # fmt: skip
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
     `cluster`: a column, rows of equal values in which share a part of their error, `Groups` of labels [P], "none", or
     "auto": checkpoints of a run and seeds of a setting are found (`groups.find_groups`). `holdout`: so many of the
     largest rows are held out, predicted and scored by a second fit. `held` fixes other columns for the decisions at
-    `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`).
+    `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`). `weights`: inverse variances of the
+    rows [P], or "scale": their noise goes as a power of their size.
     `progress(what, done, of)` is called as resamples, left-out fits, simulated tables and profiles are done.
     BadInput for a table or a design to which the law can't be fitted, FitError if the optimum is not certain.
     """
@@ -64,12 +68,15 @@ def fit(
     chosen = objective_lib.load_objective(objective, delta)
     flops = flops_column(table, columns)
     findings = _question_rows(law, columns, target, flops, chosen)
-    posed, best = _solve(law, columns, target, chosen)
+    if weights is not None and holdout:
+        raise BadInput("--weights has no effect with --holdout: leave one out")
+    posed, best, weighting = _solve(law, columns, target, chosen, weights)
     _refuse_useless(law, posed, best)
     dependence = _find_dependence(posed, best, table, cluster)
-    boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level, progress)
+    boot, tested, law_error = misfit.resample_fit(posed, best, bootstrap, seed, dependence, progress)
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
+    profiles = profile.profile_params(posed, best, level, k, dependence, progress, law_error) if identify else {}
     decisions = [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops if boot]
     scored = None
     if holdout:
@@ -79,9 +86,9 @@ def fit(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.profile_params(posed, best, level, k, dependence, progress) if identify else {},
+        identifiability=agreement.agree_with_resamples(profiles, law, best.params, boot, level),
         decisions=tuple(decisions),
-        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held)),
+        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held, dependence)),
         holdout=scored,
         seconds=time.process_time() - start,
         k=k,
@@ -89,6 +96,8 @@ def fit(
         n_convention=n_convention,
         dependence=dependence,
         form=tested,
+        misfit=law_error,
+        weights=weighting,
         wider=misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
     )
 
@@ -116,11 +125,19 @@ def _question_rows(
         raise BadInput("; ".join([str(refusal), *(question.text for question in questions)])) from None
 
 
-def _solve(law: Law, columns: Columns, target: np.ndarray, objective: Objective) -> tuple[Problem, Optimum]:
+def _solve(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, weights: str | ArrayLike | None
+) -> tuple[Problem, Optimum, Weights | None]:
     if objective.name == "mle":
-        return likelihood.fit_scale(law, columns, target, objective)
+        if weights is not None:
+            raise BadInput("--weights has no effect with --objective=mle: leave one out")
+        return *likelihood.fit_scale(law, columns, target, objective), None
     posed = pose_problem(law, columns, target, objective)
-    return posed, optimum.minimise_objective(posed)
+    best = optimum.minimise_objective(posed)
+    if weights is None:
+        return posed, best, None
+    weighted, weighting = weigh(posed, best, weights)
+    return weighted, optimum.minimise_objective(weighted), weighting
 
 
 def _find_dependence(

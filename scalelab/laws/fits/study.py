@@ -11,15 +11,20 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.design import design
+from scalelab.laws.design import design, shares
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.fits.fitting import fit
 from scalelab.laws.fits.groups.fit_groups import fit_groups
 from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
-from scalelab.laws.read.groups import choose_groups
+from scalelab.laws.read import checkpoints as checkpoints_lib
+from scalelab.laws.read.finding import Finding
+from scalelab.laws.read.groups import Groups, choose_groups
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
+from scalelab.laws.trust import identifiable
 
 Row = Mapping[str, Any]
 N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
@@ -34,6 +39,8 @@ def fit_study(
     n_convention: str = "total",
     drop_top_loss: int = 0,
     cluster: str = "auto",
+    checkpoints: str = "auto",
+    weights: str | None = None,
     **options: Any,
 ) -> Fitted:
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
@@ -42,16 +49,40 @@ def fit_study(
     where known, `name`, `status`, `role` and `mixed` (what changed during the run). Rows of role "fit" are fitted if
     there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
     `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
-    (`groups.choose_groups`). BadInput where too few are left.
+    (`groups.choose_groups`). `checkpoints`: fit "all" rows of a run, the "last" alone, or "auto": the last, if enough
+    runs are left (`split_checkpoints`). `weights`: a column of inverse variances, or "scale". BadInput where too few
+    are left.
     """
     law = load_law(law) if isinstance(law, str) else law
+    rows, early, doubts = split_checkpoints(rows, law, n_convention, cluster, checkpoints)
     table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
-    every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
+    every = _every_column(selected, table)
     refuse_raw_grid(every, law)
-    groups = choose_groups(every, law, cluster)
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
-    findings = (*fitted.design, *design.exclusion_findings(excluded))
+    groups = choose_groups(every, law, cluster if not early or cluster == "none" else "auto")
+    given = weights if weights in (None, BY_SIZE) else weight_column(selected, weights)
+    sizes: dict[str, Any] = {
+        name: every[name] for name in ("N", "D") if name in every and is_numeric(every[name])
+    }  # not all are used
+    fitted = fit(sizes | table, law, cluster=groups or "none", n_convention=n_convention, weights=given, **options)
+    excluded += early
+    doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups)) or (
+        shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []
+    )
+    findings = (*fitted.design, *doubts, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def weight_column(rows: Sequence[Row], name: str) -> list[float]:
+    """The weights of rows in a column. BadInput for a column that is not there, or a row without a positive number."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    if name not in columns:
+        hint = nearest_hint(name, [BY_SIZE, *columns])
+        raise BadInput(f"--weights={name}: no such column{hint}; {BY_SIZE}: by the size of runs")
+    values: list[Any] = [row.get(name) for row in rows]
+    odd = [value for value in values if isinstance(value, bool | str | None) or not 0 < value < math.inf]
+    if odd:
+        raise BadInput(f"--weights={name}: a weight is a positive number, and {len(odd)} rows have {odd[0]!r} there")
+    return values
 
 
 def fit_group_study(
@@ -61,6 +92,7 @@ def fit_group_study(
     n_convention: str = "total",
     drop_top_loss: int = 0,
     cluster: str = "auto",
+    checkpoints: str = "auto",
     **options: Any,
 ) -> GroupFits:
     """Fit a law to the groups of rows that have equal values in column `by`; `options` are those of `fit_groups`.
@@ -71,24 +103,83 @@ def fit_group_study(
     known = dict.fromkeys(key for row in rows for key in row)
     if by not in known:
         raise BadInput(f"--by={by}: no such column{nearest_hint(by, known)}")
+    rows, early, doubts = split_checkpoints(rows, law, n_convention, cluster, checkpoints, by)
     table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
-    every: dict[str, Any] = {key: [row.get(key) for row in selected] for key in selected[0]}
+    every = _every_column(selected, table)
     for group in dict.fromkeys(every[by]):
         rows_of = np.flatnonzero([label == group for label in every[by]])
-        refuse_raw_grid({key: [values[row] for row in rows_of] for key, values in (every | table).items()}, law)
+        refuse_raw_grid({key: [values[row] for row in rows_of] for key, values in every.items()}, law)
     order = [label for label in dict.fromkeys(row.get(by) for row in rows) if label is not None]
     fits = fit_groups(
-        every | table,
+        every,
         [row.get(by) for row in selected],
         law,
         by=by,
         order=order,
-        cluster=cluster,
+        cluster=cluster if not early or cluster == "none" else "auto",
         n_convention=n_convention,
         **options,
     )
-    findings = (*fits.design, *design.exclusion_findings(excluded))
+    excluded += early
+    findings = (*fits.design, *doubts, *design.exclusion_findings(excluded))
     return dataclasses.replace(fits, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def split_checkpoints(
+    rows: Sequence[Row], law: Law, n_convention: str, cluster: str, way: str, by: str | None = None
+) -> tuple[Sequence[Row], list[dict[str, str]], list[Finding]]:
+    """Split off a run's checkpoints (`checkpoints.find_checkpoints`): (rows to fit, {"name", "reason"}, doubts).
+
+    `way` "auto" fits all of them, with a doubt, where the last rows alone are few or can't identify the law. `by`: the
+    column that names groups, each of which is fitted by itself.
+    """
+    checkpoints_lib.check_way(way)
+    if way == "all" or cluster == "none":
+        return rows, [], []
+    of_group = dataclasses.replace(law, columns=(*law.columns, by)) if by else law
+    table, selected, _ = study_table(rows, law, n_convention, 0)
+    every = _every_column(selected, table)
+    early = checkpoints_lib.find_checkpoints(every, law, choose_groups(every, of_group, cluster))
+    if early is None:
+        return rows, [], []
+    groups = [row.get(by) for row in selected] if by else [""] * len(selected)
+    if way == "auto" and (why := _too_few_last(table, law, ~early.early, groups)):
+        text = (
+            f"{early.early.sum()} of {len(selected)} rows are checkpoints ({early.why}), whose losses lie above those "
+            f"of runs that end there, unless the rate is constant; all are fitted, as {why} (--checkpoints=last)"
+        )
+        return rows, [], [Finding("checkpoints", text, tuple(np.flatnonzero(early.early).tolist()))]
+    left = {id(row) for row, is_early in zip(selected, early.early, strict=True) if is_early}
+    reason = f"checkpoints, not final losses: {early.why} (--checkpoints=all fits them)"
+    names = [{"name": str(row.get("name", "?")), "reason": reason} for row in rows if id(row) in left]
+    return [row for row in rows if id(row) not in left], names, []
+
+
+def _other_columns(every: Mapping[str, Any], law: Law, groups: Groups | None) -> dict[str, Any]:
+    """The columns that neither the law uses nor the groups of rows come from."""
+    used = {*law.columns, law.target, "name", *([groups.column] if groups else [])}
+    return {name: values for name, values in every.items() if name not in used}
+
+
+def _too_few_last(table: Mapping[str, np.ndarray], law: Law, last: np.ndarray, groups: Sequence[Any]) -> str:
+    """Why the last rows alone are too few for a fit; "" if they are enough."""
+    needed = design.SPARE * len(law.params)
+    for group in dict.fromkeys(groups):
+        rows = last & np.array([each == group for each in groups])
+        if rows.sum() <= needed:
+            of = f" of {group!r}" if group else ""
+            return f"the {rows.sum()} last rows{of} are few for {len(law.params)} parameters"
+        try:
+            columns, target = law_columns({name: values[rows] for name, values in table.items()}, law)
+            identifiable.check_identifiable(law, columns, target)
+        except BadInput:
+            return "the last rows alone can't identify the law"
+    return ""
+
+
+def _every_column(selected: Sequence[Row], table: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """All columns of the rows, and the numbers of those that are fitted."""
+    return {key: [row.get(key) for row in selected] for key in selected[0]} | dict(table)
 
 
 def study_table(

@@ -46,7 +46,7 @@ class Objective:
 
     def weight(self, r: np.ndarray) -> np.ndarray:
         """slope / r: the weight of iteratively reweighted least squares, whose quadratic lies above the penalty."""
-        return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), min(self.delta, 1e300)))
+        return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), np.minimum(self.delta, 1e300)))
 
     def log_normaliser(self, s: float = 1.0) -> float:
         """log of the integral of exp(-penalty(r) / s) over r: Gaussian inside delta, exponential tails outside."""
@@ -72,21 +72,38 @@ def huber_log(delta: float = HOFFMANN_DELTA) -> Objective:
     return Objective("huber_log", delta)
 
 
-OBJECTIVES = ("huber_log", "mse_log", "mse", "mle", "asymmetric")
+OBJECTIVES = ("huber_log", "huber", "mse_log", "mse", "mle", "asymmetric")
 OVERESTIMATE_WEIGHT = 10.0  # OLMo-core's advice for fitting a lower envelope (PR 554)
 
 
 def load_objective(name: str, delta: float | None = None) -> Objective:
-    """Load an objective by name; BadInput for an unknown name or an invalid threshold.
+    """Load an objective by name; BadInput for an unknown name or an invalid threshold or weight.
 
-    `mle` starts as `huber_log`: `likelihood.fit_scale` finds the scale from which its threshold follows.
+    `NAME:X` multiplies the penalty of points below the law by X; `asymmetric` is `huber_log:10`. `mle` starts as
+    `huber_log`: `likelihood.fit_scale` finds the scale from which its threshold follows.
     """
-    if name not in OBJECTIVES:
-        raise BadInput(f"objective {name!r}: unknown{nearest_hint(name, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")
+    plain, colon, weight = name.partition(":")
+    if plain not in OBJECTIVES:
+        raise BadInput(f"objective {name!r}: unknown{nearest_hint(plain, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")
+    overestimate = _parse_weight(plain, weight) if colon else 1.0
+    if plain == "asymmetric" and not colon:
+        overestimate = OVERESTIMATE_WEIGHT
     if delta is not None and not delta > 0:
         raise BadInput(f"delta = {delta:g}: Huber's threshold must be positive (1e-3 is Hoffmann's)")
-    if name.startswith("mse"):
+    if plain.startswith("mse"):
         if delta is not None:
-            raise BadInput(f"delta = {delta:g}: {name} is least squares and has no threshold; leave it out")
-        return Objective(name, np.inf, log=name == "mse_log")
-    return Objective(name, delta or HOFFMANN_DELTA, OVERESTIMATE_WEIGHT if name == "asymmetric" else 1.0)
+            raise BadInput(f"delta = {delta:g}: {plain} is least squares and has no threshold; leave it out")
+        return Objective(plain, np.inf, overestimate, log=plain == "mse_log")
+    return Objective(plain, delta or HOFFMANN_DELTA, overestimate, log=plain != "huber")
+
+
+def _parse_weight(plain: str, text: str) -> float:
+    """The weight of `NAME:X`."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if plain == "mle" or not 0 < weight < float("inf"):
+        why = "has no side" if plain == "mle" else "the weight of rows below the law is a positive number"
+        raise BadInput(f"objective '{plain}:{text}': {why}; huber_log:10 fits a lower envelope")
+    return weight

@@ -11,6 +11,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.readers import shorten_text
+from scalelab.numbers.written import COUNTS
 
 BASE_FIELDS = ("N", "D", "C", "M", "loss")
 # Other names of a field, as `scalelab runs --csv` writes them now or did once; the first one in the table counts.
@@ -19,25 +20,67 @@ ALIASES = {
     "lr": ("optim.peak_lr", "peak_lr"), "batch": ("train.global_batch", "global_batch"),
     "U": ("data.unique_tokens", "unique_tokens"),
 }  # fmt: skip
-# Usual names in tables of others, without case, blanks, underscores, hyphens and dots. They count where no column has a
-# name from above; two of them in one table are a question for the user.
+# Usual names in tables of others, without case, blanks and marks, a tracker's prefix and a unit at the end. They count
+# where no column has a name from above; two of them in one table are a question for the user.
 USUAL_NAMES = {
     "N": (
         "params n n_params num_params param_count params_total total_params model_params params_active active_params "
         "parameters n_parameters num_parameters parameter_count total_parameters model_parameters model_size "
-        "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters"
+        "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters "
+        "number_of_parameters number_of_params params_count active_params active_parameters parameters_active "
+        "parameters_total total_n_params trainable_params trainable_parameters size_params"
     ),
-    "D": "tokens n_tokens num_tokens train_tokens training_tokens tokens_total total_tokens tokens_seen",
-    "C": "flops flop n_flops train_flops train_flop training_flops training_flop total_flops flops_total compute",
+    "D": (
+        "tokens n_tokens num_tokens train_tokens training_tokens tokens_total total_tokens tokens_seen "
+        "token_count tokens_trained trained_tokens tokens_processed tokens_consumed consumed_tokens seen_tokens "
+        "number_of_tokens number_of_training_tokens n_train_tokens num_train_tokens n_training_tokens "
+        "num_training_tokens total_train_tokens total_training_tokens tokens_train dataset_tokens data_tokens"
+    ),
+    "C": (
+        "flops flop n_flops train_flops train_flop training_flops training_flop total_flops flops_total compute "
+        "num_flops total_train_flops total_training_flops training_compute train_compute compute_flops flops_train "
+        "estimated_flops"
+    ),
     "U": "tokens_unique unique_tokens",
     "lr": "learning_rate peak_learning_rate max_lr max_learning_rate",
     "batch": "bs batch_size global_batch_size",
     "batch_tokens": "tokens_per_batch tokens_per_step batch_size_tokens",
     "loss": (
         "final_loss final_val_loss val_loss valid_loss validation_loss eval_loss test_loss nll val_nll eval_nll "
-        "final_nll"
+        "final_nll final_validation_loss final_eval_loss final_valid_loss final_test_loss validation_nll test_nll "
+        "loss_val loss_eval loss_valid loss_validation loss_final heldout_loss held_out_loss holdout_loss dev_loss "
+        "lm_loss cross_entropy crossentropy cross_entropy_loss ce_loss val_cross_entropy val_ce eval_cross_entropy "
+        "eval_ce validation_cross_entropy val_xent xent val_loss_nats loss_nats"
     ),
 }  # fmt: skip
+# Names of a loss that counts if a table has no other.
+LAST_NAMES = {
+    "loss": "train_loss training_loss final_train_loss final_training_loss loss_train train_nll train_cross_entropy"
+}
+# What a header says after a count, in brackets or at its end: `Params (M)`, `tokens [B]`, "params_millions".
+BRACKETED = re.compile(r"(?P<base>.*?)[\s_]*[(\[](?P<unit>[^()\[\]]*)[)\]]", re.DOTALL)
+ENDED = re.compile(r"(?P<base>.*?)[\s_\-]+(?P<unit>[KMBT]|bn|thousands?|millions?|billions?|trillions?)", re.I | re.S)
+PLAIN_UNITS = (
+    "", "count", "total", "n", "d", "c", "l", "flops", "flop", "nats", "nat",
+)  # fmt: skip
+UNITS = {
+    **dict.fromkeys(("k", "thousand", "thousands", "1e3", "10^3"), 1e3),
+    **dict.fromkeys(("m", "million", "millions", "1e6", "10^6"), 1e6),
+    **dict.fromkeys(("b", "bn", "g", "billion", "billions", "1e9", "10^9"), 1e9),
+    **dict.fromkeys(("t", "tn", "trillion", "trillions", "1e12", "10^12", "tflops", "tflop"), 1e12),
+    **dict.fromkeys(("1e15", "10^15", "pflops", "pflop"), 1e15),
+    **dict.fromkeys(("1e18", "10^18", "eflops", "eflop"), 1e18),
+    **dict.fromkeys(("1e21", "10^21", "zflops", "zflop"), 1e21),
+    **dict.fromkeys(("pfdays", "pflopsdays"), 8.64e19),
+}
+FIELD_WORDS = {"N": "param", "D": "token", "C": "flop", "loss": "loss"}  # what a column's name has in it
+MOST_LIKE = 4
+# What MLflow, W&B and others write before the name of a value.
+TRACKER_PREFIX = re.compile(
+    r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
+    r"data|perf|throughput|stats|progress)[./:]+)+",
+    re.IGNORECASE,
+)
 FIELD_EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}
 CONVERSIONS: tuple[tuple[str, Callable[[float], float]], ...] = (
     (r"exp\((?P<column>.+)\)", math.exp),
@@ -83,17 +126,59 @@ def split_conversion(text: str, header: Iterable[str]) -> tuple[str, Callable[[f
 
 def fitting_columns(field: str, header: Sequence[str], numeric: Sequence[str] = ()) -> list[str]:
     """Columns that hold a field by their name: its own name or the first of `ALIASES`, else all of its usual names that
-    are `numeric`: a column `params` may tell how parameters are counted."""
+    are `numeric`: a column `params` may tell how parameters are counted. A usual name counts before one below a
+    tracker's prefix (`metrics.val_loss`), and that before one with a unit (`Params (M)`)."""
     if exact := [name for name in (field, *ALIASES.get(field, ())) if name in header]:
         return exact[:1]
     usual = [*([field] if len(field) > 1 else []), *ALIASES.get(field, ()), *USUAL_NAMES.get(field, "").split()]
-    plain = set(map(_plain_name, usual))
-    return [name for name in numeric if _plain_name(name) in plain]
+    plain = set(map(plain_name, usual))
+    last = set(map(plain_name, LAST_NAMES.get(field, "").split()))
+    for names in (plain, last):  # the first way of reading that gives a name counts
+        for read in (plain_name, lambda name: _name_below(name, field), lambda name: _name_without_unit(name, field)):
+            if fitting := [name for name in numeric if read(name) in names]:
+                return fitting
+    return []
 
 
-def _plain_name(name: str) -> str:
-    """A column's name without case, blanks, underscores, hyphens and dots."""
-    return re.sub(r"[\s_.\-]+", "", str(name)).casefold()
+def unit_factor(name: str, field: str) -> float:
+    """What makes plain numbers of a column whose name says its unit: 1e6 of `Params (M)`; 1 where it says none."""
+    for pattern in (BRACKETED, ENDED):
+        if field in COUNTS and (match := pattern.fullmatch(name.strip())):
+            return UNITS.get(_plain_unit(match["unit"]), 1.0)
+    return 1.0
+
+
+def _name_below(name: str, field: str) -> str:
+    """A column's plain name below a tracker's prefix; a count may also stand below what it is a count of training."""
+    name = without_prefix(name)
+    return plain_name(re.sub(r"^(?:train(?:er|ing)?|optim)[./:]", "", name, flags=re.I) if field in COUNTS else name)
+
+
+def _name_without_unit(name: str, field: str) -> str:
+    """A column's plain name without the unit at its end; "" if it has none that the field can have."""
+    for pattern in (BRACKETED, ENDED):
+        if match := pattern.fullmatch(name.strip()):
+            unit = _plain_unit(match["unit"])
+            if unit in PLAIN_UNITS or (field in COUNTS and unit in UNITS):
+                base = match["base"].strip()
+                return plain_name(FIELD_EXAMPLES[field] if base == field else without_prefix(base))
+    return ""
+
+
+def _plain_unit(unit: str) -> str:
+    """A unit without case, marks and what it counts: `B tokens`, `millions of params`, `x 1e6`."""
+    words = re.sub(r"\b(?:of|per|tokens?|params?|parameters)\b|^[\s×x]+(?=\d)", " ", unit.casefold())
+    return re.sub(r"[\s_.\-/]+", "", words) if words.strip() else ""
+
+
+def plain_name(name: str) -> str:
+    """A column's name without case, blanks, underscores, hyphens, dots, slashes and colons."""
+    return re.sub(r"[\s_.\-/:]+", "", str(name)).casefold()
+
+
+def without_prefix(name: str) -> str:
+    """A column's name without what a tracker writes before it: `metrics.val_loss`, `config/n_params`."""
+    return TRACKER_PREFIX.sub("", str(name).strip())
 
 
 def describe_choice(names: Mapping[str, str], columns: Mapping[str, str], header: Sequence[str], table: str) -> str:
@@ -118,5 +203,17 @@ def describe_missing(
     example = ",".join(f"{field}={FIELD_EXAMPLES.get(field, field.lower())}" for field in needed)
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
-    hint = f"; did you mean {close!r}?" if close else ""
-    return f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: {option}={example}"
+    hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header))
+    has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
+    return f"{has_no}; name them: {option}={example}{like}"
+
+
+def _like_fields(missing: Sequence[str], header: Sequence[str]) -> str:
+    """A hint at columns whose names sound like a missing field, or that none sounds like a loss."""
+    hints = []
+    for field, word in ((field, FIELD_WORDS[field]) for field in missing if field in FIELD_WORDS):
+        if like := [shorten_text(name) for name in header if word in plain_name(name)][:MOST_LIKE]:
+            hints.append(f"; {field} may be {' or '.join(map(repr, like))}")
+        elif field == "loss":
+            hints.append("; none sounds like a loss: is it a table of runs?")
+    return "".join(hints)

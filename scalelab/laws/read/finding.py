@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+WARNINGS = ("checkpoints", "shared error", "two laws")
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -11,6 +13,11 @@ class Finding:
     kind: str
     text: str
     rows: tuple[int, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The text with the word that a report begins it with: a warning may change what the numbers mean."""
+        return f"{'WARNING' if self.kind in WARNINGS else 'design'}: {self.text}"
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -20,13 +20,16 @@ MOST_REPEATED = 0.5  # a target with so few distinct values, as a share of the r
 
 
 def refuse_raw_grid(table: Mapping[str, Sequence[Any] | np.ndarray], law: Law) -> None:
-    """BadInput where most rows are equal in the law's columns and differ in a setting: its target, or another column.
+    """BadInput where most rows are equal in size and differ in a setting: the law's target, or another column.
 
-    A target counts as a setting by its name, or if its values recur at other sizes, as measured ones hardly do.
+    A size is a row's values of the law's columns, and of N and D where the table has them: a table of optima has one
+    row a size, though a law of D alone sees many there. A target counts as a setting by its name, or if its values
+    recur at other sizes, as measured ones hardly do.
     """
     if not all(name in table and is_numeric(table[name]) for name in law.columns):
         return
-    sizes = [tuple(row) for row in zip(*(merge_near(table[name]) for name in law.columns), strict=True)]
+    own = [name for name in ("N", "D") if name in table and name not in law.columns and _all_positive(table[name])]
+    sizes = [tuple(row) for row in zip(*(merge_near(table[name]) for name in (*law.columns, *own)), strict=True)]
     per = ",".join(law.columns)
     if law.target != "loss" and law.target in table and _is_setting(law.target, table[law.target]):
         if _tried(sizes, table[law.target]):
@@ -44,6 +47,10 @@ def refuse_raw_grid(table: Mapping[str, Sequence[Any] | np.ndarray], law: Law) -
                     f"would take the mean; --best-of={field} --per={per}{given} finds the best of each (--figures "
                     f"writes their losses), or leave the others out by --where"
                 )
+
+
+def _all_positive(values: Sequence[Any] | np.ndarray) -> bool:
+    return is_numeric(values) and bool(np.all(np.asarray(values, float) > 0))
 
 
 def _tried_settings(table: Mapping[str, Any], law: Law) -> str:

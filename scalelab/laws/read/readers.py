@@ -3,6 +3,7 @@
 Parquet is written here too, so that one place knows its types.
 """
 
+import codecs
 import csv
 import gzip
 import io
@@ -94,7 +95,11 @@ def _open_text(path: pathlib.Path) -> TextIO:
         if len(content) > LARGEST_BYTES:
             raise BadInput(f"{str(path)!r} unpacks to more than 0.5 GiB: is it another file?")
         file = io.BytesIO(content)
-    if b"\0" in file.read(4096):
+    start = file.read(4096)
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # Excel's "Unicode text"
+        file.seek(0)
+        return io.TextIOWrapper(file, newline="", encoding="utf-16")
+    if b"\0" in start:
         file.close()
         raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {_kind_of(path)} table")
     file.seek(0)
@@ -104,7 +109,7 @@ def _open_text(path: pathlib.Path) -> TextIO:
 def _read_csv(path: pathlib.Path) -> list[Line]:
     with _open_text(path) as file:
         text = file.read()
-    header, *rows = _split_cells(text, path) or [[]]
+    header, *rows = _drop_empty_columns(_split_cells(text, path)) or [[]]
     if (double := _first_double(header)) is not None:
         raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
     for number, row in enumerate(rows, 1):
@@ -113,6 +118,14 @@ def _read_csv(path: pathlib.Path) -> list[Line]:
                 f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}{_thousands_hint(row)}"
             )
     return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _drop_empty_columns(cells: list[list[str]]) -> list[list[str]]:
+    """The cells without columns that have neither a name nor a value, as spreadsheets write them."""
+    if not cells or "" not in cells[0]:
+        return cells
+    used = {place for row in cells for place, cell in enumerate(row) if cell}
+    return [[cell for place, cell in enumerate(row) if place in used or place >= len(cells[0])] for row in cells]
 
 
 def _thousands_hint(row: list[str]) -> str:

@@ -8,12 +8,26 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.read.columns import describe_choice, describe_missing, fitting_columns, refuse_two, split_conversion
+from scalelab.laws.read.columns import (
+    describe_choice,
+    describe_missing,
+    fitting_columns,
+    plain_name,
+    refuse_two,
+    split_conversion,
+    unit_factor,
+    without_prefix,
+)
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
+from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
-from scalelab.numbers.written import ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
+from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
 CHINCHILLA_FIELDS = ("N", "D", "loss")
+MISSING = frozenset(
+    ["na", "n/a", "none", "null", "-", "--", "?", "#n/a", "#n/d", "<na>", "missing"]
+)  # cells without a value
+RUN_NAMES = ("name", "runname", "displayname")  # columns whose text names a row for readers
 ROW = "(row)"  # key of the place in the file: a name that no expression can contain
 K = FLOPS_PER_PARAM_TOKEN
 Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
@@ -48,6 +62,7 @@ def read_table(
     needed: Sequence[str] = CHINCHILLA_FIELDS,
     where: Iterable[str] = (),
     option: str = "--columns",
+    finished: Sequence[str] = (),
 ) -> Table:
     """Read rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
@@ -56,18 +71,26 @@ def read_table(
     suffice: the third follows from C = 6 N D, and M = D / N. `where` holds expressions (`where.filter_rows`) over
     fields and the table's own columns. An empty cell is None: the run is listed as not fitted. BadInput, with the row,
     for a cell that is not a number (`numbers`), and in a finished run for one that is not finite and positive;
-    `option` gave the columns.
+    `option` gave the columns. A tracker's words tell which runs finished (`trackers.read_statuses`), and `finished`
+    adds to them.
     """
     path = pathlib.Path(path)
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
-    numeric = [name for name in header if looks_numeric(next((x[name] for x in lines if x.get(name)), ""))]
+    numeric = [name for name in header if looks_numeric(_first_value(lines, name))]
     names = _resolve_columns(columns or {}, needed, header, numeric, path.name, option)
+    names |= {field: _with_unit(name, field, lines) for field, name in names.items() if field not in (columns or {})}
     rules = _derivation_rules(names)
     cells = _NumberCells(names, header, lines, path.name)
-    rows = [_make_row(line, cells, rules, f"row {number}") for number, line in enumerate(lines, 1)]
+    labels = _name_rows(lines, header)
+    rows = [_make_row(line, cells, rules, label) for line, label in zip(lines, labels, strict=True)]
+    if (column := next(iter(find_status_columns(header)), None)) and "status" not in header:
+        for row in rows:
+            row["status"] = row.get(column)  # so that --where can name it, whatever its header
     selected = filter_rows(rows, where)
-    for row in selected:
+    for row, status in zip(selected, read_statuses(selected, header, path.name, finished), strict=True):
+        if status is not None:
+            row["status"] = status
         _check_possible(row, names, path.name)
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
@@ -140,7 +163,7 @@ class _NumberCells:
 
     def _number(self, entry: Any, field: str, where: str) -> float | None:
         """The number in a cell; None if empty; BadInput for anything else."""
-        if entry is None or entry == "" or (isinstance(entry, str) and not entry.strip()):
+        if _is_missing(entry):
             return None
         if not isinstance(entry, str):
             return _check_number(entry, where)
@@ -173,13 +196,46 @@ def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
     return used
 
 
-def _make_row(line: Mapping[str, Any], cells: _NumberCells, rules: Sequence[Rule], name: str) -> dict[str, Any]:
-    row = {key: _parse_cell(value) for key, value in line.items()} | cells.read_line(line, name)
+def _is_missing(entry: Any) -> bool:
+    """Whether a cell is empty, or says in words that it is."""
+    return entry is None or (isinstance(entry, str) and (not entry.strip() or entry.strip().casefold() in MISSING))
+
+
+def _with_unit(name: str, field: str, lines: Iterable[Mapping[str, Any]]) -> str:
+    """The column as --columns writes it, with the factor that its header says, unless its cells say theirs (`12M`)."""
+    factor = unit_factor(name, field)
+    as_written = factor == 1 or any(str(line.get(name) or "").strip()[-1:].casefold() in SUFFIXES for line in lines)
+    return name if as_written else f"{name}*{factor:g}"
+
+
+def _first_value(lines: Iterable[Mapping[str, Any]], name: str) -> Any:
+    return next((line[name] for line in lines if not _is_missing(line.get(name))), "")
+
+
+def _name_rows(lines: Sequence[Mapping[str, Any]], header: Sequence[str]) -> list[tuple[str, str]]:
+    """(a row's name for readers, its place): the run's name, and the place too where several rows have that name."""
+    places = [f"row {number}" for number in range(1, len(lines) + 1)]
+    if "name" in header:
+        return [(str(line.get("name") or place), place) for line, place in zip(lines, places, strict=True)]
+    column = next((name for name in header if plain_name(without_prefix(name)) in RUN_NAMES), None)
+    texts = [str(line.get(column) or "") if column else "" for line in lines]
+    repeats = len(set(texts)) < len(texts)
+    return [
+        (place if not text else f"{text} ({place})" if repeats else text, place)
+        for text, place in zip(texts, places, strict=True)
+    ]
+
+
+def _make_row(
+    line: Mapping[str, Any], cells: _NumberCells, rules: Sequence[Rule], label: tuple[str, str]
+) -> dict[str, Any]:
+    name, place = label
+    row = {key: _parse_cell(value) for key, value in line.items()} | cells.read_line(line, place)
     for field, sources, _, rule in rules:
         values = [row[source] for source in sources]
         possible = all(value is not None and value > 0 for value in values)
         row[field] = rule(*values) if possible else None
-    return row | {"name": str(line.get("name") or name), ROW: name}
+    return row | {"name": name, ROW: place}
 
 
 def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str) -> None:

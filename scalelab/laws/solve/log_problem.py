@@ -1,4 +1,4 @@
-"""Derivatives of log residuals from those of the law itself, for laws whose derivatives are written by hand.
+"""Derivatives of residuals from those of the law itself, for laws whose derivatives are written by hand.
 
 Legend: R problems, K parameters, P points.
 """
@@ -20,7 +20,10 @@ class Linearised(NamedTuple):
 
 
 class LogProblem(Problem):
-    """A problem whose residuals are of logs: subclasses give the law with its first and second derivatives."""
+    """A problem whose residuals are of logs, or of the values themselves, as the objective has it.
+
+    Subclasses give the law with its first and second derivatives.
+    """
 
     @abc.abstractmethod
     def losses(self, x: np.ndarray) -> np.ndarray:
@@ -35,21 +38,23 @@ class LogProblem(Problem):
         """Second derivatives of the law [R, K, K], summed over points with weights `share` [R, P]."""
 
     def misfits(self, x: np.ndarray) -> np.ndarray:
-        """The log residuals [R, P]."""
-        return np.log(self.losses(x)) - self.wanted
+        """The residuals [R, P]."""
+        return self.objective.target(self.losses(x)) - self.wanted
 
     def slopes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The log residuals [R, P] and their derivatives [R, K, P]."""
+        """The residuals [R, P] and their derivatives [R, K, P]."""
         loss, slopes, _ = self.linearise(x)
-        return np.log(loss) - self.wanted, slopes / loss[:, None]
+        return self.objective.target(loss) - self.wanted, slopes / loss[:, None] if self.objective.log else slopes
 
     def derivatives(self, x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
         """Gradient, IRLS majoriser and exact Hessian: (log L)'' = L'' / L - (L' / L)^2."""
         objective = self.objective
         with np.errstate(all="ignore"):  # `newton.descend` drops starts whose derivative isn't finite
             loss, slopes, parts = self.linearise(x)
-            jac, r = slopes / loss[:, None], np.log(loss) - self.wanted - moved
+            r = objective.target(loss) - self.wanted - moved
+            jac = slopes / loss[:, None] if objective.log else slopes
             pull = weights * objective.slope(r)
             majoriser = weighted_gram(jac, weights * objective.weight(r))
-            hessian = weighted_gram(jac, weights * objective.bend(r) - pull) + self.law_bend(x, pull / loss, parts)
+            curved, share = (pull, pull / loss) if objective.log else (0.0, pull)
+            hessian = weighted_gram(jac, weights * objective.bend(r) - curved) + self.law_bend(x, share, parts)
             return (jac @ pull[..., None])[..., 0], majoriser, hessian

@@ -8,7 +8,7 @@ Legend: R problems (starts, resamples), K parameters, L linear ones, P points, G
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from scalelab.laws.law.objective import Objective
 Columns = Mapping[str, np.ndarray]
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
 Moved = np.ndarray | float
+SAME_SIZE = 0.01  # rows whose sizes differ by less, in logs, are equally near to a new run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,9 +93,94 @@ class Problem(abc.ABC):
         """Indices of these parameters in x."""
         return [list(self.law.params).index(name) for name in names]
 
+    @property
+    def scale(self) -> np.ndarray | None:
+        """Each row's own noise [P], up to a factor, in whose units residuals are; None if all rows have the same."""
+        return None
+
+    def scale_at(self, columns: Mapping[str, Any]) -> float:
+        """The noise of a new run at these columns, in the same units."""
+        return 1.0
+
+    def weigh(self, plain: "Problem") -> "Problem":
+        """Another problem of these rows, whose rows have the noise that they have here."""
+        return plain
+
     def residuals(self, params: Mapping[str, float]) -> np.ndarray:
         """Target minus law [P], in the objective's terms (usually log loss)."""
         return self.wanted - self.objective.target(self.law(self.columns, params))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedProblem(Problem):
+    """The fit of `plain` to rows with a noise of their own: residuals are divided by `row_scale` [P].
+
+    A new run has the noise of the fitted rows nearest to it in size, as `measure` has it.
+    """
+
+    plain: Problem
+    row_scale: np.ndarray
+    measure: Callable[[Columns], np.ndarray]
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Each row's own noise [P]; its geometric mean is 1."""
+        return self.row_scale
+
+    def scale_at(self, columns: Mapping[str, Any]) -> float:
+        """The noise of a new run: that of the fitted rows nearest in size."""
+        point = {name: np.atleast_1d(np.asarray(columns[name], float)) for name in self.law.columns}
+        away = np.abs(np.log(self.measure(self.columns) / self.measure(point)))
+        return float(np.exp(np.log(self.row_scale[away <= away.min() + SAME_SIZE]).mean()))
+
+    def weigh(self, plain: Problem) -> Problem:
+        """Another problem of these rows, with their noise."""
+        return weigh_rows(plain, self.row_scale, self.measure)
+
+    def misfits(self, x: np.ndarray) -> np.ndarray:
+        """The residuals [R, P]."""
+        return self.plain.misfits(x) / self.row_scale
+
+    def slopes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Residuals [R, P] and their derivatives [R, K, P]."""
+        residuals, jac = self.plain.slopes(x)
+        return residuals / self.row_scale, jac / self.row_scale
+
+    def derivatives(self, x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
+        """Those of the plain problem: Huber(delta) of r / s is Huber(s delta) of r, over s^2."""
+        return self._plain_objective.derivatives(x, weights / self.row_scale**2, moved * self.row_scale)
+
+    @functools.cached_property
+    def _plain_objective(self) -> Problem:
+        thresholds: Any = self.objective.delta * self.row_scale
+        return dataclasses.replace(self.plain, objective=dataclasses.replace(self.objective, delta=thresholds))
+
+    def basis(self, searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The linear terms of the plain problem, and its offset."""
+        return self.plain.basis(searched)
+
+    def to_params(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """Parameters of the coordinates x."""
+        return self.plain.to_params(x)
+
+    def from_params(self, params: Mapping[str, Any]) -> np.ndarray:
+        """The inverse of `to_params`."""
+        return self.plain.from_params(params)
+
+    @property
+    def mixed(self) -> tuple[str, ...]:
+        """Those of the plain problem."""
+        return self.plain.mixed
+
+    def residuals(self, params: Mapping[str, float]) -> np.ndarray:
+        """Target minus law [P] over each row's noise, in the objective's terms."""
+        return self.plain.residuals(params) / self.row_scale
+
+
+def weigh_rows(plain: Problem, scale: np.ndarray, measure: Callable[[Columns], np.ndarray]) -> WeightedProblem:
+    """The problem with the rows' own noise `scale` [P], up to a factor; `measure`: the size of rows."""
+    relative = scale / np.exp(np.log(scale).mean())
+    return WeightedProblem(plain.law, plain.columns, plain.target, plain.objective, plain, relative, measure)
 
 
 def coordinate_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:

@@ -100,3 +100,16 @@ def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndar
         reasons[different < least] = f"fewer than {least} different {name}"
     reasons[drawn.sum(axis=1) <= params] = f"fewer than {params + 1} different runs"
     return reasons
+
+
+def refit_moved(
+    problem: Problem, x: np.ndarray, weights: np.ndarray, moved: np.ndarray, guess: np.ndarray
+) -> np.ndarray:
+    """Fit tables again whose targets moved: x [R, K], from the better one of the last fits `x` and of a `guess`."""
+    guess, parts = np.clip(guess, problem.lower, problem.upper), []
+    size = max(1, BATCH // problem.points)
+    for rows in np.split(np.arange(len(x)), range(size, len(x), size)):
+        values = [problem.value(each[rows], weights[rows], moved[rows]) for each in (x, guess)]
+        starts = np.where((values[1] < values[0])[:, None], guess[rows], x[rows])
+        parts.append(newton.descend(problem, starts, weights[rows], moved=moved[rows]).x)
+    return np.concatenate(parts)

@@ -109,6 +109,24 @@ class Dependence:
         for part in np.split(effects, range(size, count, size)):
             yield part[:, self.labels] + self.row_sd * random.standard_normal((len(part), len(self.labels)))
 
+    def select_rows(self, rows: np.ndarray) -> "Dependence":
+        """The dependence of the chosen rows [P] alone."""
+        return dataclasses.replace(self, labels=np.unique(self.labels[rows], return_inverse=True)[1])
+
+    def whiten(self, columns: np.ndarray) -> np.ndarray:
+        """Columns [P, n] of errors made independent, each row's own error as large as it was."""
+        group, row, sizes = self.group_sd**2, self.row_sd**2, np.bincount(self.labels).astype(float)
+        share = 1.0 - np.sqrt(row / (row + sizes * group))
+        return columns - ((share / sizes)[:, None] * sum_groups(self.labels, columns))[self.labels]
+
+    def shared_variance(self, weights: np.ndarray) -> np.ndarray:
+        """Variance over a row's own [G], by what groups share, of new rows' errors less sums [G, P] over these rows.
+
+        New rows belong to new groups.
+        """
+        together = np.sum(sum_groups(self.labels, weights.T) ** 2, axis=0)
+        return (self.group_sd / self.row_sd) ** 2 * (1.0 + together)
+
     def new_run_errors(self, count: int = 200) -> np.ndarray:
         """Evenly spaced quantiles [count] of the error of a row in a new group."""
         spread = np.hypot(self.group_sd, self.row_sd)

@@ -15,6 +15,7 @@ from scalelab.laws.solve.problem import Columns, Problem
 
 STEP = 1e-4  # of central differences: relative to a term's size, absolute for exponents and logs
 LEAST_NOISE = 1e-9  # for exact data, where only the order of the runs counts
+FLAT = 1e-6  # a direction of this length, after the others are taken out, adds nothing
 GRID = 15  # sizes, and token counts, that `most_informative_runs` tries
 LEADING = ("C", "D", "N", "width")  # columns that measure how large a run is, the best first
 WIDEN = 4.0  # ... up to this factor beyond the largest fitted ones
@@ -50,10 +51,12 @@ def law_sensitivity(
 ) -> np.ndarray:
     """Derivatives [G, K] by x of the law at `columns` [G] (of its log, in log objectives), in units of one run's noise.
 
-    The noise is `sd`, by default that of the fitted residuals.
+    The noise is `sd`, by default that of the fitted residuals; fitted rows with a noise of their own are in its units.
     """
     points = {name: np.asarray(columns[name], float) for name in posed.law.columns}
     each = function_derivatives(posed, best, lambda params: posed.objective.target(posed.law(points, params))).T
+    if posed.scale is not None and columns is posed.columns:
+        each = each / posed.scale[:, None]
     return each / (sd or residual_noise(posed, best))
 
 
@@ -130,3 +133,16 @@ def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
         return N * D
     leading = next((name for name in LEADING if name in columns), None)
     return columns[leading] if leading else 1.0 / next(iter(columns.values()))
+
+
+def orthonormal_basis(columns: np.ndarray) -> np.ndarray:
+    """Orthonormal basis of the span of columns [P, n]."""
+    sizes = np.linalg.norm(columns, axis=0)
+    vectors, values, _ = np.linalg.svd(columns[:, sizes > 0] / sizes[sizes > 0], full_matrices=False)
+    return vectors[:, values > FLAT * values[:1]] if len(values) else vectors
+
+
+def error_map(slopes: np.ndarray) -> np.ndarray:
+    """The map [K, P] from errors of rows to x, by least squares with sensitivities [P, K]."""
+    scale = np.maximum(np.linalg.norm(slopes, axis=0), 1e-300)
+    return np.linalg.pinv(slopes / scale, rcond=1e-9) / scale[:, None]

@@ -20,6 +20,7 @@ from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information, profile_curve
 from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.discrepancy import Discrepancy
 
 STEPS = 14  # held values per side, from one per mille to the whole of the parameter's range
 MOST_INFLATION = 10.0
@@ -133,16 +134,21 @@ def profile_params(
     k: float = FLOPS_PER_PARAM_TOKEN,
     dependence: Dependence | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    misfit: Discrepancy | None = None,
 ) -> dict[str, ParamProfile]:
     """Profile every parameter of the law, with its interval at `level`; C = k N D.
 
     Where rows depend, each parameter's curve ends its interval at a height of its own (`Dependence.objective_rise`).
+    The law's own error raises that height by its share of the parameter's variance.
     """
     least, end = least_value(fitted, best), profile_end(fitted, best, level)
     runs = information.most_informative_runs(fitted, best, k)
     ends = dict.fromkeys(best.params, end)
     if dependence:
         ends = {name: least + dependence.objective_rise(name, fitted.objective, level) for name in best.params}
+    if misfit:
+        factors = misfit_factors(fitted, best, level, dependence, misfit)
+        ends = {name: least + factors[name] * (height - least) for name, height in ends.items()}
     profiles = {}
     for count, name in enumerate(best.params, 1):
         profile = _profile_param(fitted, best, name, least, ends[name])
@@ -152,10 +158,32 @@ def profile_params(
     return profiles
 
 
+def misfit_factors(
+    fitted: Problem, best: Optimum, level: float, dependence: Dependence | None, misfit: Discrepancy
+) -> dict[str, float]:
+    """Factor (1 or more) of each parameter's variance if the law errs as `misfit` does, linearised at the fit.
+
+    The variance by misfit is that of a normal distribution whose central `level` is as wide as the draws'.
+    """
+    slopes = information.law_sensitivity(fitted, best, fitted.columns, 1.0)
+    spread = information.covariance_matrix(slopes.T @ slopes + np.diag((np.abs(slopes).max(axis=0) == 0).astype(float)))
+    variance = float(np.sum(fitted.residuals(best.params) ** 2)) / max(fitted.points - len(best.x), 1)
+    factors = {}
+    for place, name in enumerate(fitted.law.params):
+        gradient = information.param_gradient(fitted, best, name, place)
+        sampling = variance * float(gradient @ spread @ gradient)
+        sampling *= dependence.design_effect(name) if dependence else 1.0
+        reach = float(np.quantile(np.abs(misfit.shift @ gradient), level)) / special.ndtri((1 + level) / 2)
+        factors[name] = 1.0 + reach**2 / sampling if sampling > 0 else 1.0
+    return factors
+
+
 def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" or name in fitted.mixed else ()
-    problem = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    problem = (
+        pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct, like=fitted) if direct else fitted
+    )
     place = list(law.params).index(name)
     x = problem.from_params(best.params)
     linear = law.params[name].how == "linear"
@@ -176,11 +204,12 @@ def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end:
     to_param = np.exp if law.params[name].how == "log" else np.asarray
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return ParamProfile(
-        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values_at), objective, end
+        judge_interval(law.params[name].how, best.params[name], interval), interval, to_param(values_at), objective, end
     )
 
 
-def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+def judge_interval(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+    """The verdict on a parameter searched as `how` with this value and interval."""
     low, high = interval
     if low is not None and high is not None:
         near, far = sorted((abs(low), abs(high)))

@@ -15,9 +15,9 @@ from scalelab.errors import BadInput
 from scalelab.laws.solve import near_fit, newton
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.solve.refit import SEEDED, join_solutions, refit_weighted, unfit_reasons
+from scalelab.laws.solve.refit import SEEDED, join_solutions, refit_moved, refit_weighted, unfit_reasons
 from scalelab.laws.trust.dependence import Dependence, simulate_refits
-from scalelab.laws.trust.form import Misfit
+from scalelab.laws.trust.discrepancy import Discrepancy
 
 Progress = Callable[[str, int, int], None]  # (what, pieces done, of how many)
 
@@ -32,13 +32,15 @@ HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 class Bootstrap:
     """Refits to resampled runs: `params` holds one array [used] per parameter, `failed` counts the others by reason.
 
+    `params` carry what the law may get wrong, as drawn in `misfit`; `sampled` are the refits themselves, and the same
+    without a misfit.
     `noise` [n] are left-out residuals: each run's log loss minus the law fitted without it; `jackknife` holds the
     parameters [folds] of those laws, as BCa intervals need them. Where rows depend, `noise` are quantiles of a new
-    group's error and `jackknife` is empty: then BCa intervals correct for bias alone. `misfit`: what predictions add
-    where the law's form fails its test.
+    group's error and `jackknife` is empty: then BCa intervals correct for bias alone.
     """
 
     params: dict[str, np.ndarray]
+    sampled: dict[str, np.ndarray]
     requested: int
     failed: dict[str, int]
     at_bounds: dict[str, int]
@@ -46,7 +48,7 @@ class Bootstrap:
     jackknife: dict[str, np.ndarray]
     seed: int
     objective: np.ndarray
-    misfit: Misfit | None = None
+    misfit: Discrepancy | None = None
 
     @property
     def used(self) -> int:
@@ -114,6 +116,7 @@ def _left_out(
     out = weights[refits.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
     residuals = problem.objective.target(problem.target) - problem.objective.target(problem.law(problem.columns, law))
+    residuals = residuals if problem.scale is None else residuals / problem.scale
     return residuals[out], params
 
 
@@ -129,59 +132,67 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem,
-    best: Optimum,
-    count: int = 1000,
-    seed: int = 0,
-    dependence: Dependence | None = None,
-    progress: Progress | None = None,
-) -> Bootstrap:
+    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None,
+    progress: Progress | None = None, misfit: Discrepancy | None = None,
+) -> Bootstrap:  # fmt: skip
     """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
+    Each of the `count` draws of `misfit` is taken from the targets of one table, to which the law is then fitted again.
     Tables are simulated where rows depend (`Dependence.simulate_errors`): a resample of a dozen groups would hold too
     few of them. A table that determines no law, or whose fit does not converge, gives no number: `failed` counts it
     under its reason. FitError where no table or no left-out run gives a fit. BadInput as in `check_resample_count`.
     """
     check_resample_count(count, problem.points)
     if dependence:
-        reasons = np.full(count, "", dtype=object)
+        reasons, weights = np.full(count, "", dtype=object), None
         refits = simulate_refits(problem, best, dependence, count, seed, progress)
         noise, jackknife = dependence.new_run_errors(), dict[str, np.ndarray]()
     else:
-        reasons, refits = _refit_resamples(problem, best, count, seed, progress)
+        reasons, refits, weights = _refit_resamples(problem, best, count, seed, progress)
         noise, jackknife = left_out_residuals(problem, best, progress)
-    reasons[np.flatnonzero(reasons == "")[~refits.converged]] = "not converged"
-    x = refits.x[refits.converged]
+    tables = np.flatnonzero(reasons == "")
+    reasons[tables[~refits.converged]] = "not converged"
+    x, used = refits.x[refits.converged], tables[refits.converged]
     if not len(x) or not len(noise):
         raise FitError(f"no resample of {problem.points} runs determines the law: more runs are needed for intervals")
+    carried = x
+    if misfit and problem.points > near_fit.MANY_ROWS:
+        carried = np.clip(x - misfit.shift[used], problem.lower, problem.upper)
+    elif misfit:
+        moved = dependence.simulate_errors(count, seed) - problem.residuals(best.params) if dependence else None
+        shifts = -misfit.at(problem.columns, used) + (0.0 if moved is None else moved[used])
+        rows = np.ones_like(shifts) if weights is None else weights[refits.converged]
+        carried = refit_moved(problem, x, rows, shifts, x - misfit.shift[used])
+    misfit = misfit.select(used) if misfit else None
     bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
     return Bootstrap(
-        params=problem.to_params(x),
+        params=problem.to_params(carried), sampled=problem.to_params(x),
         requested=count,
         failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
         at_bounds={name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count},
-        noise=noise,
-        jackknife=jackknife,
-        seed=seed,
-        objective=refits.objective[refits.converged],
-    )
+        noise=noise, jackknife=jackknife, seed=seed, objective=refits.objective[refits.converged], misfit=misfit,
+    )  # fmt: skip
 
 
 def _refit_resamples(
     problem: Problem, best: Optimum, count: int, seed: int, progress: Progress | None
-) -> tuple[np.ndarray, newton.Solutions]:
-    """(why each of `count` resamples has no fit [count], fits of the others); of large tables a part at a time."""
+) -> tuple[np.ndarray, newton.Solutions, np.ndarray | None]:
+    """(why each of `count` resamples has no fit [count], fits of the others, their weights); of large tables by parts.
+
+    Weights of large tables are not held.
+    """
     random, shares = np.random.default_rng(seed), np.full(problem.points, 1 / problem.points)
-    reasons, parts = [], list[newton.Solutions]()
+    reasons, parts, weights = [], list[newton.Solutions](), []
     for chosen in _batches(count, problem.points):
         draws = random.multinomial(problem.points, shares, size=len(chosen)).astype(float)
         reasons.append(unfit_reasons(draws, problem.columns, len(problem.law.params)))
         usable = draws[reasons[-1] == ""]
+        weights += [usable] if problem.points <= near_fit.MANY_ROWS else []
         near = bool(parts) and problem.points > near_fit.MANY_ROWS
         parts.append((near_fit.refit_near if near else refit_weighted)(problem, usable, best.x))
         if progress:
             progress("resamples", int(chosen[-1]) + 1, count)
-    return np.concatenate(reasons), join_solutions(parts)
+    return np.concatenate(reasons), join_solutions(parts), np.concatenate(weights) if weights else None
 
 
 def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:
@@ -213,15 +224,38 @@ def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray | None,
 
 
 def param_intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, Any]]:
-    """{parameter: {"percentile": (low, high), "bca": (low, high), "se": standard deviation of the resamples}}."""
-    return {
-        name: {
+    """{parameter: {"percentile": (low, high), "bca": (low, high), "se": standard deviation of the resamples}}.
+
+    Both intervals are widened by what the law may get wrong; the standard deviation isn't.
+    """
+    intervals = {}
+    for name, values in boot.sampled.items():
+        ends = {
             "percentile": central_interval(values, level),
             "bca": bca_interval(values, point[name], boot.jackknife.get(name), level),
-            "se": float(np.std(values)),
         }
-        for name, values in boot.params.items()
-    }
+        wide = {kind: widen(pair, point[name], values, boot.params[name], level) for kind, pair in ends.items()}
+        intervals[name] = {**wide, "se": float(np.std(values))}
+    return intervals
+
+
+def widen(
+    ends: tuple[float, float], value: float, sampled: np.ndarray, carried: np.ndarray, level: float
+) -> tuple[float, float]:
+    """Move the ends away from the value as the draws' misfit does, in quadrature; as they are without one.
+
+    Of what is always positive, factors count: logs are moved. Draws without a finite value have no say.
+    """
+    known = np.isfinite(sampled) & np.isfinite(carried)
+    if not known.any() or not np.isfinite(value) or np.array_equal(sampled[known], carried[known]):
+        return ends
+    sampled, carried = sampled[known], carried[known]
+    positive = min(value, *ends, sampled.min(), carried.min()) > 0
+    before, back = (np.log, np.exp) if positive else (np.asarray, np.asarray)
+    reach = float(np.quantile(np.abs(before(carried) - before(sampled)), level))
+    centre, (low, high) = float(before(value)), before(np.array(ends))
+    low, high = (back(centre + np.sign(end - centre) * np.hypot(end - centre, reach)) for end in (low, high))
+    return float(low), float(high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,25 +275,24 @@ def predict_run(
 ) -> Prediction:
     """Predict the target of one new run at `columns`, with an interval that should hold it.
 
-    The interval joins the uncertainty of the parameters and the noise of one run: it is the central part of all pairs
-    of a resampled law's value and a left-out residual (beyond 200 residuals, their 200 quantiles), so nothing is drawn.
-    Where the law's form failed its test, `boot.misfit` adds its half-width, as independent errors add. Beyond that the
-    interval assumes the law's form: it knows nothing of a break beyond the data.
+    The interval joins the uncertainty of the parameters, the law's own error (`boot.misfit`) and the noise of one run:
+    it is the central part of all pairs of a resampled law's value and a left-out residual (beyond 200 residuals, their
+    200 quantiles), so nothing is drawn. It is widened to hold the prediction itself, where the law misses on one side.
     """
-    values = problem.law(columns, boot.params)
+    values = resampled_values(problem, boot, columns)[:, 0]
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
-    pairs = np.outer(values, np.exp(noise)) if problem.objective.log else np.add.outer(values, noise)
+    noise = noise * problem.scale_at(columns)
+    each = np.outer(boot.misfit.noise_share, noise) if boot.misfit else noise[None]
+    pairs = values[:, None] * np.exp(each) if problem.objective.log else values[:, None] + each
     low, high = central_interval(pairs.ravel(), level)
     fit_low, fit_high = central_interval(values, level)
     loss = float(problem.law(columns, best.params))
-    if boot.misfit:
-        low, high = _widen(problem, loss, low, high, boot.misfit.half_width(problem.law, columns))
-    return Prediction(loss, low, high, fit_low, fit_high, level)
+    return Prediction(loss, min(low, loss), max(high, loss), min(fit_low, loss), max(fit_high, loss), level)
 
 
-def _widen(problem: Problem, value: float, low: float, high: float, half_width: float) -> tuple[float, float]:
-    """Ends further away from the value by `half_width`, in quadrature, in the objective's terms."""
-    centre, ends = problem.objective.target(np.array(value)), problem.objective.target(np.array([low, high]))
-    moved = centre + np.sign(ends - centre) * np.hypot(ends - centre, half_width)
-    low, high = np.exp(moved) if problem.objective.log else moved
-    return float(low), float(high)
+def resampled_values(problem: Problem, boot: Bootstrap, columns: Mapping[str, Any]) -> np.ndarray:
+    """The target [R, G] at columns [G] by each resampled law and its misfit, without noise."""
+    points = {name: np.atleast_1d(np.asarray(columns[name], float)) for name in problem.law.columns}
+    params = {name: values[:, None] for name, values in boot.params.items()}
+    values = np.asarray(problem.law(points, params))
+    return boot.misfit.correct(values, boot.misfit.at(points)) if boot.misfit else values

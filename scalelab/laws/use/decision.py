@@ -107,7 +107,12 @@ def losses_at_budget(
     held: Mapping[str, float],
 ) -> np.ndarray:
     """Losses of the law at size N and D = C / (k N), other columns held."""
-    return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
+    return law(split_columns(N, C, k, held), params)
+
+
+def split_columns(N: np.ndarray, C: float | np.ndarray, k: float, held: Mapping[str, float]) -> dict[str, Any]:
+    """All columns of a run of size N and D = C / (k N), others held."""
+    return {**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}
 
 
 def decide_allocation(
@@ -135,26 +140,65 @@ def decide_allocation(
         raise FitError(
             f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried"
         )
-    spread = optimal_size(law, boot.params, C, k, held)
+    spread = _sizes_with_misfit(law, boot, C, k, held)
     tokens = C / (k * point)
     loss = predict_run(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
     sound = np.isfinite(spread) & (spread > 0)
     if not sound.any():
         raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
-    sound_params = {name: values[sound] for name, values in boot.params.items()}
-    wasted = wasted_share(law, sound_params, point, spread[sound], C, k, held)
+    wasted = _waste_with_misfit(law, boot, sound, point, spread, C, k, held)
     with np.errstate(divide="ignore"):
         tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
     return Decision(
         C=C,
         k=k,
-        N=Interval(point, *central_interval(spread, level)),
-        D=Interval(tokens, *central_interval(tokens_spread, level)),
-        tokens_per_param=Interval(tokens / point, *central_interval(ratio_spread, level)),
+        N=_interval_about(point, spread, level),
+        D=_interval_about(tokens, tokens_spread, level),
+        tokens_per_param=_interval_about(tokens / point, ratio_spread, level),
         loss=Interval(loss.loss, loss.low, loss.high),
         waste=Interval(float(np.mean(wasted)), *central_interval(wasted, level)),
         level=level,
     )
+
+
+def _interval_about(value: float, draws: np.ndarray, level: float) -> Interval:
+    """The central interval of draws, wide enough to hold the value, where the law misses on one side."""
+    low, high = central_interval(draws[~np.isnan(draws)], level)
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _sizes_with_misfit(law: Law, boot: Bootstrap, C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
+    """The best size [R] of each resampled law times its misfit; as of the law alone where that has no best size."""
+    spread = optimal_size(law, boot.params, C, k, held)
+    if not boot.misfit:
+        return spread
+    sound = np.isfinite(spread) & (spread > 0)
+    if not sound.any():
+        return spread
+    log_n = np.median(np.log(spread[sound])) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
+    params = {name: values[:, None] for name, values in boot.params.items()}
+    loss = losses_at_budget(law, params, np.exp(log_n), C, k, held)
+    loss = boot.misfit.correct(loss, boot.misfit.at(split_columns(np.exp(log_n), C, k, held)))
+    sizes = np.exp(_parabola_minimum(np.broadcast_to(log_n, loss.shape), loss))
+    return np.where(sound & ~np.isnan(sizes), sizes, spread)
+
+
+def _waste_with_misfit(
+    law: Law, boot: Bootstrap, sound: np.ndarray, point: float, spread: np.ndarray, C: float, k: float,
+    held: Mapping[str, float],
+) -> np.ndarray:  # fmt: skip
+    """`wasted_share` [R] of the `sound` draws; the misfit's gap in loss is made up along the law's own optimum."""
+    params = {name: values[sound] for name, values in boot.params.items()}
+    if not boot.misfit:
+        return wasted_share(law, params, point, spread[sound], C, k, held)
+    misfit = boot.misfit.select(np.flatnonzero(sound))
+    best = optimal_size(law, params, C, k, held)
+    chosen, lowest = (
+        misfit.correct(losses_at_budget(law, params, N, C, k, held), misfit.along(split_columns(N, C, k, held)))
+        for N in (np.full_like(best, point), spread[sound])
+    )
+    reached = losses_at_budget(law, params, best, C, k, held) * np.maximum(chosen / lowest, 1.0)
+    return _share_below(law, params, reached, best, C, k, held)
 
 
 def check_held_columns(law: Law, held: Mapping[str, float]) -> None:
@@ -178,6 +222,14 @@ def wasted_share(
     arXiv 2603.22339). C' is found by bisection along each law's own best loss.
     """
     reached = losses_at_budget(law, params, np.full_like(best, chosen), C, k, held)
+    return _share_below(law, params, reached, best, C, k, held)
+
+
+def _share_below(
+    law: Law, params: Mapping[str, np.ndarray], reached: np.ndarray, best: np.ndarray, C: float, k: float,
+    held: Mapping[str, float],
+) -> np.ndarray:  # fmt: skip
+    """1 - C'/C [R], where the best split of C' by each law reaches the loss `reached` [R]; `best` [R]: that of C."""
     low, high = np.full_like(best, -14.0), np.zeros_like(best)  # log(C' / C)
     for _ in range(40):
         middle = 0.5 * (low + high)

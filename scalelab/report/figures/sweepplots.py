@@ -26,13 +26,15 @@ LEGEND_STYLE: dict[str, Any] = dict(fontsize=7, title_fontsize=7, frameon=True, 
 
 
 @styled
-def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
+def plot_sweep(
+    rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "", ring: bool = True
+) -> Figure:
     """Draw final validation loss over each swept value (at most 4, without seeds); diverged runs on the top edge.
 
-    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has a ring, at
-    its mean over seeds.
+    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. With `ring` the best setting
+    has one, at its mean over seeds.
     """
-    best = find_best(group_by_setting(rows, swept))
+    best = find_best(group_by_setting(rows, swept)) if ring else None
     panels = [name for name in swept if name != SEED_KEY][:4] or ["run"]  # seeds repeat a trial: they get no axis
     fig, axes = make_figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
     for ax, name in zip(np.atleast_1d(axes), panels, strict=True):

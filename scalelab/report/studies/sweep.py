@@ -42,7 +42,7 @@ def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(html.render_card(_best(answer, rows, swept)))
     if answer.settings:
         page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))
-    page.parts.append(_overview(page, rows, swept, gather.entropy_rate(folders)))
+    page.parts.append(_overview(page, rows, swept, gather.entropy_rate(folders), not answer.design))
     colour = swept[0] if swept else "run"
     page.parts.append(html.render_section("Loss curves", few, *loss_sections(page, folders, colour, colour)))
     page.parts.append(
@@ -68,18 +68,16 @@ def _describe_choice(shown: int, runs: int) -> str:
     return html.render_paragraph(text, "soft")
 
 
-def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float | None) -> str:
-    """Draw the final loss of every trial over the swept values."""
+def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float | None, ring: bool) -> str:
+    """Draw the final loss of every trial over the swept values; with a `ring` around the best one."""
     if not any(map(settings.is_final, rows)):
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
         return ""
     chosen = gather.choose_runs(rows, gather.MOST_ROWS)
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in chosen]
-    caption = (
-        "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
-        "lost ones stand at the top."
-    )
-    plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, "Final loss over what was swept")
+    best = "the best setting has a ring at its mean over seeds, " if ring else ""
+    caption = f"Final validation loss of every trial; {best}lost ones stand at the top."
+    plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, "Final loss over what was swept", ring)
     drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept))
     return html.render_section("Overview", _describe_choice(len(chosen), len(rows)), drawn)
 

@@ -1,8 +1,8 @@
 """The answer of a sweep: settings by their means over seeds, which of them may be the best, and the best LR.
 
-The best is picked by looking at all of them, which is a selection. So the gaps to it are tested as in multiple
-comparisons with the best (Hsu 1984, Annals of Statistics 12(3)): each of the k - 1 one-sided, at (1 - LEVEL) / (k - 1).
-The truly best setting beats each other one, so it is called worse with a probability of at most 1 - LEVEL.
+The best is picked by looking at all of them, which is a selection: `numbers.gaps` judges all gaps to it together, with
+the noise of all settings. Runs that differ in size or budget are a design: none of them is best, so settings are ranked
+among those of one size and budget (a `family`).
 """
 
 import dataclasses
@@ -12,29 +12,33 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.numbers.gaps import LEVEL, Gaps, judge_gaps
+from scalelab.numbers.shared_noise import Noise, estimate_noise, select_settings
 from scalelab.record.records import DAMAGED_STATUS
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
-from scalelab.sweep.answer.differences import MeanDifference, mean_difference
-from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, group_rows, rankable
+from scalelab.sweep.answer.designs import find_design_keys, find_unequal_columns
+from scalelab.sweep.answer.differences import MeanDifference
+from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, group_by_setting, group_rows, rankable
 
-LEVEL = 0.95  # of all comparisons with the best together
 LR_KEY = "optim.peak_lr"
 LEAST_LRS = 3  # a parabola needs three points
 BEST, NOT_APART, WORSE, NOT_COMPARED, UNRANKED = "best", "not told apart", "worse", "not compared", "not ranked"
+DESIGN = "no verdict"  # alone in its size and budget
 
 
 @dataclasses.dataclass(frozen=True)
 class RankedSetting:
     """A setting, its `rank` from 1 (None: not ranked), and the `gap` of its mean loss above the best one's.
 
-    `verdict`: best, not told apart (from the best), worse, not compared (too few seeds), or not ranked (seeds were lost
-    or are not finished).
+    `verdict`: best, not told apart (from the best), worse, not compared (too few seeds), not ranked (seeds were lost
+    or are not finished), or no verdict (alone in its size and budget). `p`: of the gap, all gaps together.
     """
 
     setting: SweptSetting
     rank: int | None
     gap: MeanDifference | None
     verdict: str
+    p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +57,22 @@ class LrOptimum:
 
 @dataclasses.dataclass(frozen=True)
 class SweepAnswer:
-    """Settings by `keys`, in the order of their values; `each_level`: the level of each comparison with the best.
+    """Settings by `keys`, in the order of their values, and the `noise` of those that are ranked, None if unknown.
 
     `unassigned`: number of trials whose setting is not known (damaged, or not started). `damaged`: number of runs that
-    can't be read, with or without a known setting. `left_out`: names of runs that only earlier grids had.
+    can't be read, with or without a known setting. `left_out`: names of runs that only earlier grids had. `design`: the
+    keys that change the size or the budget of a run. `unequal`: which of N, D and C differ in what is compared.
     """
 
     keys: tuple[str, ...]
     settings: tuple[RankedSetting, ...]
-    each_level: float | None
+    noise: Noise | None
     optima: tuple[LrOptimum, ...]
     unassigned: int = 0
     damaged: int = 0
     left_out: tuple[str, ...] = ()
+    design: tuple[str, ...] = ()
+    unequal: tuple[str, ...] = ()
 
     @property
     def has_results(self) -> bool:
@@ -74,8 +81,8 @@ class SweepAnswer:
 
     @property
     def best(self) -> SweptSetting | None:
-        """The setting with the least mean, if any can be ranked."""
-        return next((ranked.setting for ranked in self.settings if ranked.verdict == BEST), None)
+        """The setting with the least mean, if any can be ranked; None in a design, where each family has its own."""
+        return None if self.design else next(iter(self.with_verdict(BEST)), None)
 
     def with_verdict(self, *verdicts: str) -> list[SweptSetting]:
         """The settings with one of these verdicts, best rank first."""
@@ -87,11 +94,28 @@ def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Swee
     """Answer which setting by `keys` is best; rows have `status`, `val_loss`, `train.seed` and the keys' values."""
     known = [row for row in rows if all(key in row for key in (*keys, SEED_KEY))]
     settings = sorted(group_by_setting(known, keys), key=lambda setting: [*map(_order, setting.values.values())])
-    ranks = {id(s): i + 1 for i, s in enumerate(sorted(rankable(settings), key=lambda s: s.mean))}
-    best, level = find_best(settings), _each_level(settings)
-    ranked = tuple(_ranked(setting, best, ranks.get(id(setting)), level) for setting in settings)
+    design = find_design_keys(known, keys)
+    families: dict[str, list[SweptSetting]] = {}
+    for setting in settings:
+        families.setdefault(repr([setting.values[key] for key in design]), []).append(setting)
+    contenders = [setting for family in families.values() for setting in rankable(family)]
+    noise = estimate_noise(_losses(contenders)) if contenders else None
+    ranked: dict[int, RankedSetting] = {}
+    place = {id(setting): i for i, setting in enumerate(contenders)}
+    for family in families.values():
+        places = [place[id(setting)] for setting in rankable(family)]
+        ranked |= _rank_family(family, select_settings(noise, places) if noise and places else None, bool(design))
     damaged = sum(row["status"] == DAMAGED_STATUS for row in rows)
-    return SweepAnswer(tuple(keys), ranked, level, _find_optima(known, keys), len(rows) - len(known), damaged)
+    return SweepAnswer(
+        tuple(keys),
+        tuple(ranked[id(setting)] for setting in settings),
+        noise,
+        _find_optima(known, keys),
+        len(rows) - len(known),
+        damaged,
+        design=design,
+        unequal=find_unequal_columns(known, design),
+    )
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -100,34 +124,37 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return not number, value if number else 0.0, str(value)
 
 
-def _each_level(settings: Sequence[SweptSetting]) -> float | None:
-    """The one-sided level of one comparison with the best; None if there is nothing to compare."""
-    others = sum(len(setting.losses) > 1 for setting in rankable(settings)) - 1
-    return 1 - (1 - LEVEL) / others if others > 0 else None
+def _losses(settings: Sequence[SweptSetting]) -> np.ndarray:
+    """Losses [settings, seeds], nan where a setting lacks a seed."""
+    seeds = list(dict.fromkeys(seed for setting in settings for seed in setting.seeds))
+    return np.array([[setting.by_seed.get(seed, math.nan) for seed in seeds] for setting in settings])
 
 
-def _ranked(setting: SweptSetting, best: SweptSetting | None, rank: int | None, level: float | None) -> RankedSetting:
-    if rank is None or best is None:
-        return RankedSetting(setting, None, None, UNRANKED)
-    if setting is best:
-        return RankedSetting(setting, rank, None, BEST)
-    gap = gap_to(best, setting, level) if level else None
-    verdict = NOT_COMPARED if gap is None else WORSE if gap.low > 0 else NOT_APART
-    return RankedSetting(setting, rank, gap, verdict)
+def _rank_family(family: Sequence[SweptSetting], noise: Noise | None, design: bool) -> dict[int, RankedSetting]:
+    """{id of a setting: its rank and verdict} among settings of one size and budget; `noise` of the rankable ones."""
+    contenders = rankable(family)
+    if design and len(family) == 1:
+        return {id(family[0]): RankedSetting(family[0], None, None, DESIGN if contenders else UNRANKED)}
+    ranked = {id(setting): RankedSetting(setting, None, None, UNRANKED) for setting in family}
+    if noise:
+        gaps, means = judge_gaps(noise), noise.means
+    else:
+        gaps, means = None, np.array([setting.mean for setting in contenders])
+    for rank, i in enumerate(np.argsort(means, kind="stable"), 1):
+        setting = contenders[i]
+        if rank == 1:
+            ranked[id(setting)] = RankedSetting(setting, rank, None, BEST)
+        elif gaps is None or noise is None:
+            ranked[id(setting)] = RankedSetting(setting, rank, None, NOT_COMPARED)
+        else:
+            verdict = WORSE if gaps.p[i] < 1 - LEVEL else NOT_APART
+            ranked[id(setting)] = RankedSetting(setting, rank, _difference(gaps, noise, i), verdict, float(gaps.p[i]))
+    return ranked
 
 
-def gap_to(best: SweptSetting, setting: SweptSetting, level: float) -> MeanDifference | None:
-    """How far a setting's mean loss is above the best one's, with bounds that each hold at `level` (one-sided).
-
-    Paired over the shared seeds if one side has all seeds of the other. None if a side has fewer than two seeds.
-    """
-    here, there = setting.by_seed, best.by_seed
-    shared = here.keys() & there.keys()
-    if len(shared) == min(len(here), len(there)):
-        here, there = ({seed: side[seed] for seed in side if seed in shared} for side in (here, there))
-    if min(len(here), len(there)) < 2:
-        return None
-    return mean_difference(here, there, 2 * level - 1)
+def _difference(gaps: Gaps, noise: Noise, i: int) -> MeanDifference:
+    gap, error, low = float(gaps.gap[i]), float(gaps.error[i]), float(gaps.low[i])
+    return MeanDifference(gap, error, low, 2 * gap - low, noise.freedom, noise.blocks)
 
 
 def _find_optima(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> tuple[LrOptimum, ...]:

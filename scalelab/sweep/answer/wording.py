@@ -2,16 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import special
-
 from scalelab.index.grids import describe_left_out
+from scalelab.numbers.gaps import LEVEL
+from scalelab.numbers.shared_noise import Noise
 from scalelab.sweep.answer.best_lr import INTERVAL_LEVEL
+from scalelab.sweep.answer.method import describe_design, describe_method
 from scalelab.sweep.answer.ranking import (
     BEST,
-    LEVEL,
+    DESIGN,
     NOT_APART,
     NOT_COMPARED,
     UNRANKED,
@@ -20,11 +20,18 @@ from scalelab.sweep.answer.ranking import (
     RankedSetting,
     SweepAnswer,
 )
-from scalelab.sweep.answer.settings import SweptSetting
+from scalelab.sweep.answer.texts import (
+    DECIMALS,
+    count_words,
+    format_value,
+    is_number,
+    mean_text,
+    name_setting,
+    name_several,
+    p_text,
+    with_error,
+)
 
-DECIMALS = 4  # of a loss, more if its standard error is smaller
-LEAST_ERROR = 1e-8  # below it a standard error is rounding
-MOST_NAMED = 6  # settings in one sentence
 TABLE_COLUMNS = {"seeds": "seeds", "mean": "mean loss ± s.e.", "gap": "above the best", "verdict": "verdict"}
 
 
@@ -39,7 +46,7 @@ def answer_cells(answer: SweepAnswer) -> list[dict[str, str]]:
         {key: format_value(ranked.setting.values[key]) for key in answer.keys}
         | {
             "seeds": f"{len(ranked.setting.losses)} of {ranked.setting.trials}",
-            "mean": _mean_text(ranked.setting),
+            "mean": mean_text(ranked.setting),
             "gap": with_error(ranked.gap.mean, ranked.gap.error, "+") if ranked.gap else "-",
             "verdict": describe_verdict(ranked),
         }
@@ -58,6 +65,7 @@ def answer_records(answer: SweepAnswer) -> list[dict[str, Any]]:
             "mean_loss": _finite(ranked.setting.mean),
             "standard_error": ranked.setting.error,
             **{f"gap_{key}": getattr(ranked.gap, name, None) for key, name in GAP_FIELDS.items()},
+            "gap_p": ranked.p,
             "verdict": ranked.verdict,
             **dict(Counter(ranked.setting.lost.values())),
         }
@@ -69,20 +77,25 @@ GAP_FIELDS = {"mean": "mean", "standard_error": "error", "low": "low", "high": "
 
 
 def answer_json(answer: SweepAnswer) -> dict[str, Any]:
-    """The answer as plain values: `by`, `settings`, `best`, `not_told_apart`, `optima`, `sentences`, and the levels."""
+    """The answer as plain values: `by`, `design`, `settings`, `best`, `noise`, `optima`, `sentences`, and more."""
     best = answer.best
     return {
         "by": list(answer.keys),
+        "design": list(answer.design),
         "settings": [_setting_json(ranked) for ranked in answer.settings],
         "best": best.values if best else None,
         "not_told_apart": [setting.values for setting in answer.with_verdict(NOT_APART, NOT_COMPARED)],
         "level": LEVEL,
-        "each_level": answer.each_level,
+        "noise": answer.noise and _noise_json(answer.noise),
         "optima": [_optimum_json(optimum) for optimum in answer.optima],
         "unassigned": answer.unassigned,
         "left_out": list(answer.left_out),
         "sentences": describe_answer(answer),
     }
+
+
+def _noise_json(noise: Noise) -> dict[str, Any]:
+    return {"sd": noise.sd, "freedom": noise.freedom, "by_seed": noise.blocks, "equal_variances_p": noise.equal}
 
 
 def _setting_json(ranked: RankedSetting) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def _setting_json(ranked: RankedSetting) -> dict[str, Any]:
         "mean": _finite(setting.mean),
         "standard_error": setting.error,
         "rank": ranked.rank,
-        "gap": ranked.gap and ranked.gap._asdict(),
+        "gap": ranked.gap and ranked.gap._asdict() | {"p": ranked.p},
         "verdict": ranked.verdict,
     }
 
@@ -121,64 +134,44 @@ def _finite(value: float) -> float | None:
 
 def describe_answer(answer: SweepAnswer) -> list[str]:
     """The answer in sentences: the best, what is not told apart from it, how, what was lost, where the LR is best."""
-    lines = [_best_line(answer), *_comparison_lines(answer), *_lost_lines(answer)]
-    return [*lines, *_edge_lines(answer), *map(_optimum_line, answer.optima)]
+    lines = [*_best_lines(answer), *_comparison_lines(answer), *_lost_lines(answer)]
+    return [*lines, *_size_lines(answer), *_edge_lines(answer), *map(_optimum_line, answer.optima)]
 
 
 def list_warnings(answer: SweepAnswer) -> list[str]:
     """Those sentences of the answer that warn: nothing is best, seeds were lost, or an optimum is at an edge."""
     optima = [each for each in answer.optima if each.best is None or not each.best.interior]
-    nothing = [] if answer.best else [_best_line(answer)]
-    return [*nothing, *_lost_lines(answer), *_edge_lines(answer), *map(_optimum_line, optima)]
+    nothing = [] if answer.best or answer.with_verdict(BEST, DESIGN) else [NOTHING_RANKED]
+    return [*nothing, *_lost_lines(answer), *_size_lines(answer), *_edge_lines(answer), *map(_optimum_line, optima)]
 
 
-def _best_line(answer: SweepAnswer) -> str:
+NOTHING_RANKED = "No setting has finished without a lost seed."
+
+
+def _best_lines(answer: SweepAnswer) -> list[str]:
+    if answer.design:
+        return describe_design(answer)
     best = answer.best
     if best is None:
-        return "No setting has finished without a lost seed."
+        return [NOTHING_RANKED]
     seeds = f"seed{'s' * (len(best.seeds) > 1)} {', '.join(map(str, best.seeds))}"
     loss = f"{best.mean:.{DECIMALS}f} nats/token with {seeds}. One seed: no interval, and its luck is unknown"
     if best.error is not None:
         loss = f"{with_error(best.mean, best.error)} nats/token, mean and standard error over {seeds}"
     missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
     if not answer.keys:
-        return f"Nothing but seeds was swept: validation loss {loss}{missing}."
-    return f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}."
+        return [f"Nothing but seeds was swept: validation loss {loss}{missing}."]
+    return [f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}."]
 
 
 def _comparison_lines(answer: SweepAnswer) -> list[str]:
     ranked = [each for each in answer.settings if each.rank is not None]
-    if answer.best is None or len(ranked) < 2:
+    if len(ranked) < 2:
         return []
     kinds = {NOT_APART: "Not told apart from it", NOT_COMPARED: "Not compared (one seed)", WORSE: "Worse"}
     named = {words: answer.with_verdict(verdict) for verdict, words in kinds.items()}
-    lines = [f"{words}: {_name_several(settings)}." for words, settings in named.items() if settings]
-    return [" ".join(lines), _method_line(answer, len(ranked))]
-
-
-def _method_line(answer: SweepAnswer, k: int) -> str:
-    """How the comparison was made, and what may be concluded."""
-    gaps = [ranked.gap for ranked in answer.settings if ranked.gap]
-    if not gaps or answer.each_level is None:
-        return "One seed tells no settings apart: add h.sweep('train.seed', range(3)) to the grid."
-    pairing = {True: "paired by seed", False: "unpaired"}
-    how = " or ".join(dict.fromkeys(pairing[gap.paired] for gap in gaps))
-    many = f"each of the {len(gaps)} gaps" if len(gaps) > 1 else "the gap"
-    return (
-        f"The best was picked among {k}, so {many} is tested at {100 * answer.each_level:.4g} % (Student's t, {how}, "
-        f"one-sided): the truly best of these {k} is called worse in at most {100 * (1 - LEVEL):.2g} % of such sweeps."
-        + _seeds_line(answer)
-    )
-
-
-def _seeds_line(answer: SweepAnswer) -> str:
-    """What more seeds would do, where few of them leave a gap that may be real."""
-    freedoms = [ranked.gap.freedom for ranked in answer.settings if ranked.gap and ranked.verdict == NOT_APART]
-    if not freedoms or answer.each_level is None or min(freedoms) >= 5:
-        return ""
-    seeds = math.floor(min(freedoms)) + 1
-    now, then = (float(special.stdtrit(n - 1, answer.each_level)) for n in (seeds, seeds + 2))
-    return f" {seeds} seeds prove gaps above {now:.2g} standard errors, {seeds + 2} seeds above {then:.2g}."
+    lines = [f"{words}: {name_several(settings)}." for words, settings in named.items() if settings]
+    return [*([" ".join(lines)] if lines and not answer.design else []), *describe_method(answer)]
 
 
 def _lost_lines(answer: SweepAnswer) -> list[str]:
@@ -187,7 +180,7 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
     repeated = sum(ranked.setting.repeated for ranked in answer.settings)
     lines = []
     if lost:
-        trials, counts = sum(len(r.setting.lost) for r in answer.settings), _count_words(lost)
+        trials, counts = sum(len(r.setting.lost) for r in answer.settings), count_words(lost)
         lines.append(
             f"{trials} trial{'s have' if trials > 1 else ' has'} no result ({counts}): a setting that lost a seed is "
             "ranked last, and never by the mean of its other seeds."
@@ -199,12 +192,19 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
     if answer.left_out:
         lines.append(f"{describe_left_out(answer.left_out)}.")
     if len({frozenset(ranked.setting.seeds) for ranked in answer.settings if ranked.rank is not None}) > 1:
-        lines.append("Settings have different seeds: their means are over different luck; gaps are over shared seeds.")
+        lines.append("Settings have different seeds: their means are over different luck, which gaps set aside.")
     if answer.unassigned:
         lines.append(
             f"In no setting: {answer.unassigned} trial{'s' * (answer.unassigned > 1)}, damaged or not started."
         )
     return lines
+
+
+def _size_lines(answer: SweepAnswer) -> list[str]:
+    if not answer.unequal or sum(each.rank is not None for each in answer.settings) < 2:
+        return []
+    names = " and ".join({"N": "parameters (N)", "D": "tokens (D)", "C": "FLOPs (C)"}[each] for each in answer.unequal)
+    return [f"Settings that are compared differ in {names} too: a gap may come from these alone."]
 
 
 def _edge_lines(answer: SweepAnswer) -> list[str]:
@@ -221,12 +221,8 @@ def _edge_lines(answer: SweepAnswer) -> list[str]:
 
 def at_edge(answer: SweepAnswer, key: str) -> bool:
     """Whether the best setting has the smallest or largest of three values or more of `key`."""
-    values = {ranked.setting.values[key] for ranked in answer.settings if _is_number(ranked.setting.values[key])}
+    values = {ranked.setting.values[key] for ranked in answer.settings if is_number(ranked.setting.values[key])}
     return answer.best is not None and len(values) > 2 and answer.best.values[key] in (min(values), max(values))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _optimum_line(optimum: LrOptimum) -> str:
@@ -251,44 +247,11 @@ def describe_verdict(ranked: RankedSetting) -> str:
     setting = ranked.setting
     if ranked.verdict == UNRANKED:
         if setting.lost:
-            return f"ranked last: {_count_words(Counter(setting.lost.values()))}"
+            return f"ranked last: {count_words(Counter(setting.lost.values()))}"
         return f"not ranked yet: {setting.pending} not finished"
+    if ranked.verdict == DESIGN:
+        return "no verdict: another size or budget"
     if ranked.verdict == NOT_COMPARED or (ranked.verdict == BEST and setting.error is None):
         one = "one seed: no interval" if len(setting.losses) == 1 else "the best has one seed: no interval"
         return f"best, {one}" if ranked.verdict == BEST else one
-    return ranked.verdict
-
-
-def _count_words(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in counts.items())
-
-
-def _mean_text(setting: SweptSetting) -> str:
-    if not math.isfinite(setting.mean):
-        return "-"
-    return f"{setting.mean:.{DECIMALS}f}" if setting.error is None else with_error(setting.mean, setting.error)
-
-
-def with_error(value: float, error: float, sign: str = "") -> str:
-    """A value and its standard error, the latter to two digits, e.g. `2.0640 ± 0.0012`."""
-    decimals = DECIMALS if error < LEAST_ERROR else max(DECIMALS, 1 - math.floor(math.log10(error)))
-    return f"{value:{sign}.{decimals}f} ± {error:.{decimals}f}"
-
-
-def name_setting(values: Mapping[str, Any]) -> str:
-    """A setting by its values: `optim.peak_lr = 0.01, model.d_model = 64`."""
-    return ", ".join(f"{key} = {format_value(value)}" for key, value in values.items())
-
-
-def _name_several(settings: Sequence[SweptSetting]) -> str:
-    """Settings by their values only, the first MOST_NAMED of them."""
-    names = [" with ".join(map(format_value, setting.values.values())) for setting in settings[:MOST_NAMED]]
-    more = len(settings) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
-
-
-def format_value(value: Any) -> str:
-    """A swept value as text: short numbers, a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{ranked.verdict} ({p_text(ranked.p)})" if ranked.p is not None else ranked.verdict

@@ -38,7 +38,8 @@ def conduct_tuning(tuning: Tuning, folder: pathlib.Path, train: Train, note: Cal
         raise WorkFailed(f"no long run ended better than it began: see {folder}, and give lower learning rates")
     fresh = train_fresh(tuning, runs, ended)
     winner = min(ended, key=lambda arm: ended[arm]["candidates"][0]["loss"])
-    gain = verdict.compare_losses(fresh["as_it_is"], fresh[winner])
+    others = [losses for name, losses in fresh.items() if name not in ("as_it_is", winner)]
+    gain = verdict.compare_losses(fresh["as_it_is"], fresh[winner], others=others)
     best = stages.change_base(tuning, finals[winner]["values"])
     said = verdict.judge_gain(gain)
     forks.write_forks(folder, tuning.path, {"best": best}, {"best": f"The best trial of {folder}: {said}."})
@@ -48,13 +49,18 @@ def conduct_tuning(tuning: Tuning, folder: pathlib.Path, train: Train, note: Cal
         "stability": stable,
         "arms": {arm: arm_json(found) | finals[arm] for arm, found in arms.items()},
         "fresh": {name: [_finite(loss) for loss in losses] for name, losses in fresh.items()},
-        "between_arms": {arm: _gain_json(verdict.compare_losses(fresh[winner], fresh[arm])) for arm in ended
-                         if arm != winner},
+        "between_arms": {arm: _gain_json(_between(fresh, winner, arm)) for arm in ended if arm != winner},
         "winner": {"arm": winner, "values": finals[winner]["values"], "config": str(folder / BEST_FILE)},
         "gain": _gain_json(gain),
         "verdict": said,
         "spent": {"trials": len(spent), "flops": sum(spent.values())},
     }  # fmt: skip
+
+
+def _between(fresh: Mapping[str, Sequence[float]], winner: str, arm: str) -> verdict.Gain:
+    """The gain of an arm over the winner, by the noise of all that was trained on fresh seeds."""
+    others = [losses for name, losses in fresh.items() if name not in (winner, arm)]
+    return verdict.compare_losses(fresh[winner], fresh[arm], others=others)
 
 
 def probe_stability(tuning: Tuning, runs: Runs, note: Callable[[str], None]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep.scaling import rules
 from tests.laws.sweeps import best_batch, best_lr, step_law_sweep
+from tests.tables import table_path
 
 BEST_OF = ("--best-of=lr,batch_tokens", "--per=N,D")
 
@@ -56,6 +57,35 @@ def test_the_published_law_comes_back_from_a_sweep(capsys, sweep):
     assert low < best_batch(2e11) < high < 2 * low
     edges = [group for group in result["groups"] if group["status"] == "edge"]
     assert edges and lr["bounds"] == len(edges) and lr["groups"] + lr["bounds"] == len(result["groups"]) == 12
+
+
+def test_a_dense_grid_whose_losses_follow_no_parabola_loses_no_group(capsys):
+    """Step Law's own 17 groups of about 120 settings: in every window their surfaces miss more than their noise."""
+    path = table_path("steplaw/dense.csv")
+    argv = path, "--columns=N=N,D=D,loss=smooth loss", "--best-of=lr,bs", "--per=N,D", "--over=bs=D"
+    result = answer(capsys, *argv)
+    assert [group["status"] for group in result["groups"]] == ["used"] * 17 and result["noise"]["share"] == 0.02
+    lr, batch = result["laws"]["lr"]["intervals"], result["laws"]["bs"]["intervals"]
+    assert lr["N"][0] < -0.713 < lr["N"][1] < 0 < lr["D"][0] < 0.307 < lr["D"][1] < 0.35
+    assert 0.5 < batch["D"][0] < 0.571 < batch["D"][1] < 0.8
+
+
+def test_the_wider_form_finds_what_a_dense_sweep_was_made_with(capsys, tmp_path):
+    lrs, batches = 2.0 ** np.arange(-13, -5.9, 0.5), 2048 * 2.0 ** np.arange(3, 11.1, 0.75)
+    table = step_law_sweep(np.random.default_rng(0), 0.0004, 0.06, lrs=lrs, batches=batches, lopsided=0.6)
+    path = tmp_path / "dense.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([list(table), *zip(*(each.tolist() for each in table.values()), strict=True)])
+    result = answer(capsys, path, *BEST_OF)
+    assert result["noise"]["share"] and {group["status"] for group in result["groups"]} == {"used"}
+    errors = [np.log(group["best"]["lr"] / best_lr(*group["values"].values())) for group in result["groups"]]
+    assert np.abs(errors).max() < 0.25 and np.std(errors) < 0.12
+    lr = result["laws"]["lr"]["intervals"]
+    assert lr["N"][0] < -0.713 < lr["N"][1] and lr["D"][0] < 0.307 < lr["D"][1]
+    assert main(["fit", str(path), *BEST_OF]) == 0
+    assert "a quartic surface in their logs, with a cross term; a setting counts less the more it loses (half at" in (
+        capsys.readouterr().out
+    )
 
 
 def test_what_a_person_reads(capsys, sweep):

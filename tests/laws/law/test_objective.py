@@ -44,6 +44,9 @@ def test_raw_and_log_targets():
         ("huber_log", 0.0, "delta = 0"),
         ("huber_log", -1.0, "must be positive"),
         ("mse_log", 1e-3, "has no threshold"),
+        ("huber:0", None, "a positive number"),
+        ("huber:ten", None, "a positive number; huber_log:10 fits a lower envelope"),
+        ("mle:10", None, "'mle:10': has no side"),
     ],
 )
 def test_refusals(name, delta, message):

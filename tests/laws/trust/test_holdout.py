@@ -106,7 +106,9 @@ def test_the_law_that_made_the_data_wins(truth, rows):
     entries = run_tournament(rows, ENTRANTS, 14)
     assert entries[0].law.name == truth
     errors = [entry.result.mape for entry in entries]
-    assert errors == sorted(errors) and errors[1] > 1.5 * errors[0]
+    assert min(errors[1:]) > 1.5 * errors[0]  # the others' ranks are by interval score, which their misfit widens
+    scores = [entry.result.interval_score for entry in entries]
+    assert scores == sorted(scores)
     assert all(entry.result.rows.tolist() == entries[0].result.rows.tolist() for entry in entries)
 
 
@@ -161,7 +163,8 @@ def test_intervals_of_held_out_rows_are_those_of_a_fit_to_the_rest():
         prediction = alone.predict(rows["N"][row], rows["D"][row])
         assert (result.low[i], result.high[i]) == pytest.approx((prediction.low, prediction.high), rel=1e-3)
     inside = np.sum((result.low <= result.measured) & (result.measured <= result.high))
-    assert result.inside == inside and result.inside_by_chance == (5, 7)  # binomial of 7 at 90 %
+    assert result.inside == inside
+    assert 2 <= result.inside_by_chance[0] <= 5 and result.inside_by_chance[1] == 7  # independent: 5 of 7 or more
     block = json.loads(json.dumps(fitted.to_json()["holdout"]))
     assert block["inside"] == inside and block["per_row"][0]["low"] == result.low[0]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from scalelab.numbers import gaps, shared_noise
 from scalelab.sweep.answer import wording
 from scalelab.sweep.answer.ranking import answer_sweep
 from scalelab.sweep.answer.settings import SEED_KEY
@@ -37,28 +38,110 @@ def noisy(random, means, seeds, noise=0.01):
     return {i: (mean + shared + random.normal(0, noise, seeds)).tolist() for i, mean in enumerate(means, 1)}
 
 
-def test_told_apart_is_scipys_one_sided_paired_test_at_the_shared_level():
+def test_two_settings_are_scipys_paired_test_of_both_sides():
     seen = set()
     for trial in range(40):
         random = np.random.default_rng(trial)
-        losses = noisy(random, [2.0, 2.0, 2.02, 2.05], 4)
+        losses = noisy(random, [2.0, 2.02], 4)
+        best, other = sorted(losses, key=lambda i: np.mean(losses[i]))
+        test = stats.ttest_rel(losses[other], losses[best])
         answer = answered(losses)
-        best = min(losses, key=lambda i: np.mean(losses[i]))
-        assert answer.best.values == {LR: best} and answer.each_level == pytest.approx(1 - 0.05 / 3)
-        for i, verdict in verdicts(answer).items():
-            p = stats.ttest_rel(losses[i], losses[best], alternative="greater").pvalue if i != best else None
-            assert verdict == ("best" if i == best else "worse" if p < 0.05 / 3 else "not told apart")
-            seen.add(verdict)
-    assert seen == {"best", "worse", "not told apart"}
+        (shown,) = [ranked for ranked in answer.settings if ranked.gap]
+        assert answer.best.values == {LR: best} and shown.p == pytest.approx(test.pvalue)
+        assert shown.gap.low == pytest.approx(test.confidence_interval(0.95).low) and shown.gap.paired
+        assert shown.verdict == ("worse" if test.pvalue < 0.05 else "not told apart")
+        seen.add(shown.verdict)
+    assert seen == {"worse", "not told apart"}
 
 
-def test_other_seeds_are_compared_by_welchs_test():
+def test_many_settings_stand_between_dunnetts_and_tukeys_tests(monkeypatch):
+    """Where variances are known to be equal: p of the worst is Tukey's, that of the others at least Dunnett's."""
+    monkeypatch.setattr(shared_noise, "ALIKENESS", np.array([1e6]))
+    for trial in range(12):
+        random = np.random.default_rng(trial)
+        y = np.array([0.0, 0.5, 1.0, 1.5, 2.0])[:, None] + random.normal(0, 1, (5, 3))
+        noise = shared_noise.estimate_noise(y, blocks=False)
+        shown, best = gaps.judge_gaps(noise), int(y.mean(1).argmin())
+        others = [i for i in range(5) if i != best]
+        assert noise.freedom == 10 and noise.sd == pytest.approx(math.sqrt(y.var(1, ddof=1).mean()))
+        dunnett = stats.dunnett(*y[others], control=y[best], alternative="greater", rng=0).pvalue
+        tukey = stats.studentized_range.sf((y.mean(1)[others] - y.mean(1)[best]) / (noise.sd / math.sqrt(3)), 5, 10)
+        p = shown.p[others]
+        assert (p >= dunnett - 0.03).all() and (p <= tukey + 0.03).all()
+        assert p.max() <= 1 and p[np.argmax(y.mean(1)[others])] == pytest.approx(tukey.min(), abs=0.03)
+
+
+def test_effects_of_seeds_are_set_aside_as_in_the_textbooks_two_way_table(monkeypatch):
+    monkeypatch.setattr(shared_noise, "ALIKENESS", np.array([1e6]))
+    y = 2 + np.random.default_rng(0).normal(0, 1, (4, 3)) + np.array([0, 5, 9])
+    left = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    noise = shared_noise.estimate_noise(y)
+    assert noise.blocks and noise.freedom == 6 and noise.sd == pytest.approx(math.sqrt((left**2).sum() / 6))
+    assert gaps.judge_pair(noise, 1, 0).error == pytest.approx(noise.sd * math.sqrt(2 / 3), rel=0.05)
+    y[3, 2] = math.nan  # least squares of means and seeds, by hand
+    rows = [(i, s) for i in range(4) for s in range(3) if (i, s) != (3, 2)]
+    design = np.array([[*(i == j for j in range(4)), *(s == t for t in (1, 2))] for i, s in rows], float)
+    values = np.array([y[row] for row in rows])
+    known, (left,) = np.linalg.lstsq(design, values)[:2]
+    noise = shared_noise.estimate_noise(y)
+    assert noise.freedom == 5 and noise.sd == pytest.approx(math.sqrt(left / 5))
+    assert noise.means - noise.means[0] == pytest.approx(known[:4] - known[0], rel=1e-3)
+    covariance = np.linalg.inv(design.T @ design) * left / 5
+    contrast = np.array([-1, 0, 0, 1, 0, 0])
+    assert gaps.judge_pair(noise, 3, 0).error == pytest.approx(math.sqrt(contrast @ covariance @ contrast), rel=0.05)
+
+
+def test_a_noisy_setting_is_said_and_does_not_hide_the_others():
+    random = np.random.default_rng(3)
+    y = (
+        np.array([2.0, 2.1, 2.2, 2.6])[:, None]
+        + random.normal(0, 1, (4, 5)) * np.array([0.01, 0.01, 0.01, 0.3])[:, None]
+    )
+    noise = shared_noise.estimate_noise(y)
+    assert noise.equal < 0.01 and noise.variances[3] > 5 * noise.variances[:3].max()
+    assert (gaps.judge_gaps(noise).p[1:3] < 0.05).all(), "one variance for all would hide both"
+    table = {i: row.tolist() for i, row in enumerate(y)}
+    assert any("equal in all settings: p = 0.0" in line for line in wording.describe_answer(answered(table)))
+
+
+def test_many_seeds_show_each_settings_own_noise():
+    random = np.random.default_rng(5)
+    y = random.normal(0, 1, (4, 60)) * np.array([1, 1, 1, 4])[:, None] + random.normal(0, 9, 60)
+    noise = shared_noise.estimate_noise(y)
+    assert noise.freedom == 177 and noise.variances.mean() == pytest.approx(noise.sd**2)
+    assert noise.draws.mean(0).mean() == pytest.approx(noise.sd**2, rel=0.1)
+    assert 5 < noise.variances[3] / noise.variances[:3].mean() < 16
+
+
+def test_a_table_with_holes_keeps_its_verdicts():
+    """Seeds shift by ten times the noise, and each setting lacks another one."""
+    y = np.array([0.0, 0.1, 5.0, 6.0])[:, None] + np.random.default_rng(6).normal(0, 1, (4, 4)) + 10 * np.arange(4)
+    y[np.arange(4), np.arange(4)] = math.nan
+    noise = shared_noise.estimate_noise(y)
+    shown = gaps.judge_gaps(noise)
+    assert noise.freedom == 5 and shown.best in (0, 1)
+    assert (shown.p[2:] < 0.05).all() and (shown.p[:2] > 0.1).all() and ((shown.low > 0) == (shown.p < 0.05)).all()
+
+
+def test_readmes_sweep_answers():
+    """Seen: 2.069 and 2.689 "not told apart", by a paired t of one degree of freedom."""
+    losses = {0.003: [2.091, 2.071], 0.01: [2.125, 2.005], 0.03: [2.422, 2.326], 0.1: [2.695, 2.682]}
+    answer = answered(losses)
+    assert verdicts(answer) == {0.003: "not told apart", 0.01: "best", 0.03: "worse", 0.1: "worse"}
+    text = " ".join(wording.describe_answer(answer))
+    assert "Not told apart from it: 0.003. Worse: 0.03, 0.1." in text
+    assert (
+        "Noise of one run: 0.038 nats, 3 degrees of freedom over 4 settings (the effect of each seed set aside" in text
+    )
+    assert [cells["mean"] for cells in wording.answer_cells(answer)][1] == "2.065 ± 0.060"
+
+
+def test_other_seeds_are_compared_with_the_luck_of_seeds_in_the_noise():
     losses = {1: [2.0, 2.01, 2.02, 1.99], 2: [2.03, 2.05, 2.04, 2.06]}
-    (_, other) = answered(losses, {1: range(4), 2: range(4, 8)}).settings
-    p = stats.ttest_ind(losses[2], losses[1], equal_var=False, alternative="greater").pvalue
-    assert not other.gap.paired and p < 0.05 and other.verdict == "worse"
-    bound = stats.ttest_ind(losses[2], losses[1], equal_var=False, alternative="greater").confidence_interval(0.95).low
-    assert other.gap.low == pytest.approx(bound)
+    answer = answered(losses, {1: range(4), 2: range(4, 8)})
+    p = stats.ttest_ind(losses[2], losses[1]).pvalue
+    assert not answer.settings[1].gap.paired and answer.settings[1].p == pytest.approx(p, abs=0.01)
+    assert any("seeds are not shared" in line for line in wording.describe_answer(answer))
 
 
 def test_seeds_that_only_one_side_has_do_not_unpair_the_others():
@@ -70,15 +153,49 @@ def test_seeds_that_only_one_side_has_do_not_unpair_the_others():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k, seeds", [(2, 3), (4, 2), (8, 3), (8, 6)])
-def test_the_truly_best_setting_is_called_worse_in_at_most_a_twentieth_of_sweeps(k, seeds):
-    """Of k settings all but equal, where picking by luck is easiest; unequal noise, as large LRs have."""
+def test_what_is_as_good_as_the_best_is_called_worse_in_at_most_a_twentieth_of_sweeps(k, seeds):
+    """All k settings equal, where picking by luck is easiest, and any of them counts; unequal noise, as large LRs have.
+
+    At 8 settings of 3 seeds the noise varies by 4, which three seeds hardly show: 7 %.
+    """
     random, wrong, repeats = np.random.default_rng(k + seeds), 0, 1200
     scale = np.linspace(0.5, 2.0, k)
     for _ in range(repeats):
         shared = random.normal(0, 0.1, seeds)
         losses = {i: (2 + shared + random.normal(0, 0.01 * scale[i], seeds)).tolist() for i in range(k)}
-        wrong += verdicts(answered(losses))[0] == "worse"  # setting 0 is as good as any
+        wrong += "worse" in verdicts(answered(losses)).values()
     assert wrong / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
+
+
+def sized(losses, sizes):
+    """Rows of {(lr, steps): [loss of each seed]} with the tokens and FLOPs of `sizes` tokens a step."""
+    return [
+        {LR: lr, "train.steps": steps, SEED_KEY: seed, "status": "done", "val_loss": loss, "N": 1000,
+            "D": steps * sizes, "C": 6000 * steps * sizes}
+        for (lr, steps), each in losses.items() for seed, loss in enumerate(each)
+    ]  # fmt: skip
+
+
+def test_steps_are_a_design_and_have_no_best():
+    table = sized({(1e-2, steps): [3 - steps / 1e3, 3.01 - steps / 1e3] for steps in (100, 200, 400)}, 64)
+    answer = answer_sweep(table, ["train.steps"])
+    assert answer.best is None and answer.design == ("train.steps",)
+    assert set(each.verdict for each in answer.settings) == {"no verdict"}
+    text = " ".join(wording.describe_answer(answer))
+    assert "axis of a design" in text and "`scalelab fit DIR`" in text and "edge" not in text and "Best" not in text
+    assert wording.answer_json(answer)["design"] == ["train.steps"] and not wording.list_warnings(answer)
+
+
+def test_in_a_design_settings_are_ranked_at_each_size():
+    best = {100: 3e-3, 400: 1e-3}
+    table = sized(
+        {(lr, steps): [4 - steps / 1e3 + 0.5 * (lr != best[steps]) + 0.001 * (s + lr) for s in (0, 1)]
+            for lr in (1e-3, 3e-3) for steps in (100, 400)}, 64)  # fmt: skip
+    answer = answer_sweep(table, [LR, "train.steps"])
+    shown = {(each.setting.values["train.steps"], each.setting.values[LR]): each.verdict for each in answer.settings}
+    assert shown == {(100, 3e-3): "best", (400, 1e-3): "best", (100, 1e-3): "worse", (400, 3e-3): "worse"}
+    text = " ".join(wording.describe_answer(answer))
+    assert "With train.steps = 100: best optim.peak_lr = 0.003, loss 3.9" in text and answer.best is None
 
 
 def test_one_seed_ranks_but_tells_nothing_apart():
@@ -153,7 +270,7 @@ def test_at_the_edge_the_interval_is_refused_by_name():
 @pytest.mark.parametrize("value, error, text", [
     (2.06401, 0.0012, "2.0640 ± 0.0012"), (2.0, 0.0, "2.0000 ± 0.0000"), (0.15, 1e-17, "0.1500 ± 0.0000"),
     (2.06401, 3.4e-6, "2.0640100 ± 0.0000034"),
-    (2.06401, 0.25, "2.0640 ± 0.2500"),
+    (2.06401, 0.25, "2.06 ± 0.25"), (2.06401, 0.0996, "2.06 ± 0.10"), (20.6, 31.0, "21 ± 31"),
 ])  # fmt: skip
 def test_digits_follow_the_error(value, error, text):
     assert wording.with_error(value, error) == text

@@ -19,6 +19,23 @@ def test_the_gain_is_the_paired_t_interval():
     assert verdict.judge_gain(gain).startswith("adopt: better by")
 
 
+def test_other_arms_tell_the_noise_too():
+    """Two seeds of two settings leave one degree of freedom; each arm adds one, and a diverged one none."""
+    before, after, others = [3.0, 3.1], [2.9, 3.01], [[2.95, 3.06], [3.2, 3.29], [2.9, math.inf]]
+    alone, gain = verdict.compare_losses(before, after), verdict.compare_losses(before, after, others=others)
+    assert (alone.freedom, gain.freedom) == (1, 3) and gain.mean == pytest.approx(alone.mean)
+    assert verdict.judge_gain(gain).startswith("adopt: better by 0.0950 nats (90%: ")
+    assert verdict.judge_gain(verdict.compare_losses(before, [2.96, 3.02], others=others)).startswith("adopt")
+    few = verdict.judge_gain(verdict.compare_losses(before, [2.96, 3.02]))
+    assert "not told apart from noise" in few and "; 2 seeds hardly tell: --seeds=4 would show a gain from about" in few
+
+
+def test_a_seed_on_which_both_diverge_tells_nothing():
+    gain = verdict.compare_losses([3.0, math.inf, 3.1], [2.9, math.inf, 3.01])
+    low, high = stats.ttest_rel([3.0, 3.1], [2.9, 3.01]).confidence_interval(0.9)
+    assert gain.interval == pytest.approx((low, high))
+
+
 @pytest.mark.parametrize(
     "before, after, words",
     [

@@ -10,7 +10,7 @@ import numpy as np
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.law import Law
-from scalelab.laws.trust.uncertainty import bca_interval, central_interval
+from scalelab.laws.trust.uncertainty import bca_interval, central_interval, widen
 from scalelab.laws.use.decision import Interval, check_held_columns, losses_at_budget, optimal_size
 
 WIDEST = 14.0  # log of the largest factor of compute that is looked for
@@ -38,22 +38,39 @@ class ComputeFactor(NamedTuple):
 
 
 def compare_params(
-    value: float, reference: float, draws: np.ndarray, others: np.ndarray, level: float, corrected: bool = True
+    value: float,
+    reference: float,
+    draws: np.ndarray,
+    others: np.ndarray,
+    level: float,
+    corrected: bool = True,
+    carried: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Difference:
-    """Compare a parameter with the reference's, from their paired draws [R] (empty without resamples)."""
+    """Compare a parameter with the reference's, from their paired draws [R] (empty without resamples).
+
+    `carried`: both draws with what the law may get wrong.
+    """
+    moved = carried or (draws, others)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios, ratio = draws / others, value / reference if reference else np.nan
+        ratios, moved_ratios = draws / others, moved[0] / moved[1]
+        ratio = value / reference if reference else np.nan
     return Difference(
-        make_interval(value - reference, draws - others, level, corrected),
-        make_interval(float(ratio), ratios, level, corrected),
+        make_interval(value - reference, draws - others, level, corrected, moved[0] - moved[1]),
+        make_interval(float(ratio), ratios, level, corrected, moved_ratios),
     )
 
 
-def make_interval(value: float, draws: np.ndarray, level: float, corrected: bool = True) -> Interval:
+def make_interval(
+    value: float, draws: np.ndarray, level: float, corrected: bool = True, carried: np.ndarray | None = None
+) -> Interval:
     """The value with the interval of its draws, `corrected` for bias where these are finite; nan without draws.
 
-    Draws of a random-effects model are not refits, and are taken as they are.
+    Draws of a random-effects model are not refits, and are taken as they are. `carried`: the draws with what the law
+    may get wrong, which widens the interval.
     """
+    if carried is not None and len(draws):
+        narrow = make_interval(value, draws, level, corrected)
+        return Interval(value, *widen(narrow[1:], value, draws, carried, level))
     if not len(draws):
         return Interval(value, np.nan, np.nan)
     if not corrected or not np.isfinite(draws).all() or not np.isfinite(value):
@@ -82,10 +99,14 @@ def best_loss(law: Law, params: Params, C: np.ndarray | float, k: float, held: M
 
 
 def compute_factor(
-    law: Law, params: Params, reference: Params, C: float, k: float, held: Mapping[str, float] = {}
-) -> np.ndarray:
-    """The factor [R] of C with which laws `params` reach the reference's best loss at C, by bisection in its log."""
-    wanted = best_loss(law, reference, C, k, held)
+    law: Law, params: Params, reference: Params, C: float, k: float, held: Mapping[str, float] = {},
+    handicap: np.ndarray | float = 1.0,
+) -> np.ndarray:  # fmt: skip
+    """The factor [R] of C with which laws `params` reach the reference's best loss at C, by bisection in its log.
+
+    `handicap` [R]: the loss to reach is so many times the reference's.
+    """
+    wanted = best_loss(law, reference, C, k, held) * handicap
     low, high = np.full_like(wanted, -WIDEST), np.full_like(wanted, WIDEST)
     reaches = best_loss(law, params, C * np.exp(high), k, held) <= wanted
     for _ in range(HALVINGS):

@@ -19,7 +19,7 @@ from scalelab.laws.fits.groups.difference import ComputeFactor
 from scalelab.laws.fits.groups.group_fits import GroupFits
 from scalelab.laws.fits.groups.group_rows import GroupRows, check_rows, number_groups, run_labels
 from scalelab.laws.fits.groups.joint_fit import Draws
-from scalelab.laws.fits.groups.joint_law import choose_shared
+from scalelab.laws.fits.groups.joint_law import GROUP, choose_shared
 from scalelab.laws.fits.groups.joint_problem import JointProblem, build_joint_problem
 from scalelab.laws.fits.groups.pooling import FEWEST_GROUPS
 from scalelab.laws.law import law as law_lib
@@ -31,9 +31,12 @@ from scalelab.laws.read import units
 from scalelab.laws.read.groups import Groups
 from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve.optimum import Certificate, FitError, Optimum
+from scalelab.laws.solve.refit import refit_moved
 from scalelab.laws.trust import form
 from scalelab.laws.trust.dependence import Dependence, estimate_dependence
+from scalelab.laws.trust.discrepancy import Discrepancy, find_discrepancy
 from scalelab.laws.trust.uncertainty import Progress, check_resample_count
+from scalelab.laws.use import decision
 
 EXPONENTS = ("shared", "separate", "pooled")
 MOST_DRAWS = 200  # for a factor of compute by a law without a closed form
@@ -82,16 +85,21 @@ def fit_groups(
         joint_fit.refit_tables(joint, best.x, residuals, bootstrap, seed, dependence, progress) if bootstrap else None
     )
     test, untested = _test_exponents(joint, best, groups, dependence, seed)
+    misfit = find_discrepancy(joint.problem, best, len(draws.x), seed, dependence, GROUP) if draws else None
+    moved = _carry(joint, draws, misfit) if draws and misfit else draws
     fits = _collect(joint, best, draws, groups, bootstrap, exponents)
+    carried = _collect(joint, best, moved, groups, bootstrap, exponents)
     if exponents == "pooled":
         fits |= pooled_fit.pool_exponents(joint, best, draws, groups.names, seed, level)
+        carried |= pooled_fit.pool_exponents(joint, best, moved, groups.names, seed, level)
+    fits["carried"] = carried["draws"]
     measured = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     result = GroupFits(
         by=by, names=groups.names, counts=groups.counts, reference=groups.names[0], exponents=exponents, joint=joint,
         best=best, certificates=certificates, level=level, seed=seed, k=float(k or measured or FLOPS_PER_PARAM_TOKEN),
         n_convention=n_convention, dependence=dependence,
         form=None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed),
-        test=test, untested=untested, design=findings, **fits,
+        misfit=misfit, test=test, untested=untested, design=findings, **fits,
     )  # fmt: skip
     compute = _compare_compute(result, flops, target_flops, held or {})
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
@@ -173,6 +181,13 @@ def _collect(
     }
 
 
+def _carry(joint: JointProblem, draws: Draws, misfit: Discrepancy) -> Draws:
+    """Draws fitted to targets without what the law may get wrong."""
+    moved = draws.moved - misfit.at(joint.problem.columns)
+    x = refit_moved(joint.problem, draws.x, draws.weights, moved, draws.x - misfit.shift)
+    return draws._replace(x=x, moved=moved)
+
+
 def _compare_compute(
     fits: GroupFits, flops: np.ndarray | None, target_flops: Sequence[float], held: Mapping[str, float]
 ) -> dict[float, dict[str, ComputeFactor]]:
@@ -211,11 +226,39 @@ def _factor_of(fits: GroupFits, name: str, C: float, held: Mapping[str, float]) 
     draws, others = ({n: v[some] for n, v in fits.draws[each].items()} for each in (name, fits.reference))
     losses = difference.best_loss(law, draws, C, k, held)
     factors = difference.compute_factor(law, draws, others, C, k, held) if name != fits.reference else np.ones(1)
+    moved, moved_factors = losses, factors
+    if fits.misfit:
+        carried, rivals = ({n: v[some] for n, v in fits.carried[each].items()} for each in (name, fits.reference))
+        own, theirs = (
+            _misfit_factor(fits, *each, some, C, held) for each in ((name, carried), (fits.reference, rivals))
+        )
+        moved = difference.best_loss(law, carried, C, k, held) * own
+        if name != fits.reference:
+            moved_factors = difference.compute_factor(law, carried, rivals, C, k, held, theirs / own)
     return ComputeFactor(
         C,
-        difference.make_interval(loss, losses, fits.level, fits.corrected),
-        difference.make_interval(factor, factors, fits.level, fits.corrected),
+        difference.make_interval(loss, losses, fits.level, fits.corrected, moved),
+        difference.make_interval(factor, factors, fits.level, fits.corrected, moved_factors),
     )
+
+
+def _misfit_factor(
+    fits: GroupFits, name: str, params: Mapping[str, np.ndarray], some: np.ndarray, C: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """The factor [R] by which a group's best loss at C FLOPs is off its law, by the chosen draws."""
+    assert fits.misfit
+    columns: dict[str, Any] = {
+        **held,
+        "C": np.full(len(some), C),
+        GROUP: np.full(len(some), fits.names.index(name) + 1),
+    }
+    if fits.law.columns != ("C",):
+        sizes = decision.optimal_size(fits.law, params, C, fits.k, held)
+        sizes = np.where(np.isfinite(sizes) & (sizes > 0), sizes, 1.0)
+        columns |= decision.split_columns(sizes, C, fits.k, held)
+    delta = fits.misfit.select(some).along(columns)
+    losses = fits.law(columns, params)
+    return fits.misfit.correct(losses, delta) / losses
 
 
 def _arrays(params: Mapping[str, float]) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import Certificate, Optimum
 from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.discrepancy import Discrepancy
 from scalelab.laws.trust.form import FormTest
 from scalelab.laws.use.decision import Interval
 
@@ -38,6 +39,7 @@ class GroupFits:
     best: Optimum
     params: dict[str, dict[str, float]]
     draws: dict[str, dict[str, np.ndarray]]
+    carried: dict[str, dict[str, np.ndarray]]
     requested: int
     failed: dict[str, int]
     certificates: dict[str, Certificate]
@@ -47,6 +49,7 @@ class GroupFits:
     seed: int = 0
     dependence: Dependence | None = None
     form: FormTest | None = None
+    misfit: Discrepancy | None = None
     test: SeparateTest | None = None
     untested: str = ""
     pooled: dict[str, Pooled] = dataclasses.field(default_factory=dict)
@@ -78,17 +81,19 @@ class GroupFits:
 
     def interval(self, group: str, name: str) -> Interval:
         """A parameter of a group with its interval (nan without resamples)."""
-        return make_interval(self.params[group][name], self._draws(group, name), self.level, self.corrected)
+        draws, carried = self._draws(group, name)
+        return make_interval(self.params[group][name], draws, self.level, self.corrected, carried)
 
     def difference(self, group: str, name: str, against: str | None = None) -> Difference:
         """A parameter of a group less (and over) that of another, by default the reference's, with intervals."""
         other = against or self.reference
         values = self.params[group][name], self.params[other][name]
-        draws = self._draws(group, name), self._draws(other, name)
-        return compare_params(*values, *draws, self.level, self.corrected)
+        (draws, carried), (others, rivals) = self._draws(group, name), self._draws(other, name)
+        return compare_params(*values, draws, others, self.level, self.corrected, (carried, rivals))
 
-    def _draws(self, group: str, name: str) -> np.ndarray:
-        return self.draws[group][name] if self.draws else np.empty(0)
+    def _draws(self, group: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(refits, those with what the law may get wrong), each [R]."""
+        return (self.draws[group][name], self.carried[group][name]) if self.draws else (np.empty(0), np.empty(0))
 
     def named_dependence(self) -> dict[str, Any]:
         """`dependence` as JSON, with `A[muon]` for a group's own parameter."""
@@ -115,6 +120,7 @@ class GroupFits:
             "bootstrap": {"requested": self.requested, "used": self.used, "failed": self.failed, "seed": self.seed},
             "dependence": self.named_dependence() if self.dependence else None,
             "form": self.form.to_json() if self.form else None,
+            "misfit": self.misfit.to_json() if self.misfit else None,
             "separate_exponents": self.test._asdict() | {"supported": self.test.supported} if self.test else None,
             "untested": self.untested or None,
             "pooled": {name: each.to_json() for name, each in self.pooled.items()},

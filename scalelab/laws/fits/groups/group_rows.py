@@ -12,7 +12,7 @@ from scalelab.laws.fits.groups import joint_fit
 from scalelab.laws.fits.groups.joint_problem import JointProblem
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.finding import Finding
-from scalelab.laws.read.groups import RUN_NAMES, Groups, choose_groups
+from scalelab.laws.read.groups import Groups, choose_groups, names_run
 from scalelab.laws.solve import optimum
 from scalelab.laws.trust import identifiable
 
@@ -60,7 +60,7 @@ def run_labels(
     """
     if isinstance(cluster, Groups):
         return _split_by_group(cluster, groups)
-    names = [name for name, values in table.items() if name in RUN_NAMES or any(isinstance(v, str) for v in values)]
+    names = [name for name, values in table.items() if names_run(name) or any(isinstance(v, str) for v in values)]
     arrays = {name: np.asarray(values) for name, values in table.items()}
     arrays |= {name: np.array(_label_by_group(groups, table[name])) for name in names}
     arrays[by] = np.array([str(label) for label in labels])

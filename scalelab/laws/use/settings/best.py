@@ -191,6 +191,7 @@ def to_json(best: BestSettings, at: Mapping[str, float] | None = None) -> dict[s
         "noise": {
             "sd": _finite(best.noise.sd), "window_octaves": [_finite(each) for each in best.noise.window],
             "form_p": [_finite(each) for each in best.noise.form_p], "seeds_explain_it": best.noise.seeds_only,
+            "share": best.noise.share,
         },
         "laws": {name: _law_json(best, law) for name, law in best.laws.items()},
         "refused": best.refused,

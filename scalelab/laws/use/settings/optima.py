@@ -13,6 +13,7 @@ import numpy as np
 from scipy import optimize, special
 
 from scalelab.laws.use.settings import surface as surface_lib
+from scalelab.laws.use.settings import wide
 from scalelab.laws.use.settings.surface import Rows, Surface, fit_surface
 from scalelab.laws.use.settings.together import SURE_BEND, DrawnSurface, share_shapes
 
@@ -69,8 +70,9 @@ class Noise:
     """What groups share: relative noise `sd` of one run, its prior degrees of freedom, the window, the tests.
 
     `window`: octaves (inf: all settings count). `form_p`: p-value of what surfaces in that window miss (nan: too few
-    settings to tell). `seeds_only`: False if the surfaces miss more than seeds explain, so that the error is taken from
-    their residuals alone.
+    settings to tell). `share`: of the loss, lost by settings that still count where the form is the wider one of
+    `wide.py`, without a window. `seeds_only`: False if the surfaces miss more than seeds explain, so that the error is
+    taken from their residuals alone.
     """
 
     sd: float
@@ -78,15 +80,21 @@ class Noise:
     window: np.ndarray
     form_p: np.ndarray
     seeds_only: bool
+    share: float | None = None
 
 
 def find_optima(groups: Sequence[Rows], names: Sequence[str]) -> tuple[list[GroupOptimum], Noise]:
     """Find the best settings of every group; `names` [K] of the columns, for `why`."""
     usable = [_too_few(rows, names) == "" for rows in groups]
-    chosen, window, form_p = _choose_window([rows for rows, use in zip(groups, usable, strict=True) if use], len(names))
+    some = [rows for rows, use in zip(groups, usable, strict=True) if use]
+    chosen, window, form_p = _choose_window(some, len(names))
+    wider = wide.choose_share(some, _Placed) if (form_p * len(names) < MISFIT).any() else None
+    if wider:
+        chosen, window, form_p = list(wider[0]), np.full(len(names), np.inf), np.full(len(names), np.nan)
     rest = iter(chosen)
     placed = [next(rest) if use else None for use in usable]
     variances, noise = _share_noise([each for each in placed if each], window, form_p)
+    noise = dataclasses.replace(noise, share=wider[1] if wider else None)
     fitted = [each for each in placed if each]
     together = share_shapes(
         [each.surface for each in fitted], [each.rows for each in fitted], np.array([v for v, _ in variances])

@@ -37,7 +37,8 @@ class Surface:
     """A fitted surface a + g't + t'Ht/2, t = x - centre.
 
     `coefficients` [T]: a, g, the squares' and, where `cross`, the products'; `covariance` [T, T] where the noise has
-    variance 1. `residual` [P] and `basis` [P, B] (orthonormal, of all that was fitted) serve tests.
+    variance 1. `residual` [P] and `basis` [P, B] (orthonormal, of all that was fitted) serve tests. `degree`: above 2
+    where `wide_terms` were fitted beside these.
     """
 
     centre: np.ndarray
@@ -46,6 +47,7 @@ class Surface:
     cross: bool
     residual: np.ndarray
     basis: np.ndarray
+    degree: int = 2
 
     @property
     def df(self) -> int:
@@ -96,27 +98,43 @@ class Surface:
         return float((bends / np.sqrt(np.maximum(variance, 1e-300))).min())
 
 
-def fit_surface(rows: Rows, centre: np.ndarray, cross: bool) -> Surface | None:
-    """Fit a surface by least squares, with a shift for each seed; None where the rows do not determine it."""
-    terms = quadratic_terms(rows.x - centre, cross)
-    design = np.column_stack([terms, seed_shifts(rows)])
+def fit_surface(
+    rows: Rows, centre: np.ndarray, cross: bool, degree: int = 2, weights: np.ndarray | None = None
+) -> Surface | None:
+    """Fit a surface by least squares, with a shift for each seed; None where the rows do not determine it.
+
+    `degree`: above 2, `wide_terms` about `centre` are fitted, too. `weights` [P] of the rows: 1 by default.
+    """
+    weights = np.ones(len(rows.y)) if weights is None else weights
+    terms, root = quadratic_terms(rows.x - centre, cross), np.sqrt(weights)
+    design = np.column_stack([terms, seed_shifts(rows), wide_terms(rows.x - centre, degree)]) * root[:, None]
     scale = np.linalg.norm(design, axis=0)
     left, size, right = np.linalg.svd(design / scale, full_matrices=False)
     if len(rows.y) < design.shape[1] or size[-1] < 1e-7 * size[0]:
         return None
-    fitted = (right.T @ ((left.T @ rows.y) / size)) / scale
+    fitted = (right.T @ ((left.T @ (rows.y * root)) / size)) / scale
     T = terms.shape[1]
-    covariance = ((right.T / size**2) @ right / scale / scale[:, None])[:T, :T]
-    shifts = fitted[T:]
+    # Rows that count less are not noisier for it: so many fewer rows tell.
+    fewer = len(weights) * float(weights @ weights) / float(weights.sum()) ** 2
+    covariance = fewer * ((right.T / size**2) @ right / scale / scale[:, None])[:T, :T]
+    shifts = fitted[T : T + seed_shifts(rows).shape[1]]
     fitted[0] += shifts.sum() / (len(shifts) + 1)  # the mean over seeds
-    residual = rows.y - left @ (left.T @ rows.y)
-    return Surface(centre, fitted[:T], covariance, cross, residual, left)
+    residual = rows.y * root - left @ (left.T @ (rows.y * root))
+    return Surface(centre, fitted[:T], covariance, cross, residual, left, degree)
 
 
 def quadratic_terms(t: np.ndarray, cross: bool) -> np.ndarray:
     """The terms [P, T] of a surface at t [P, K]: 1, t, squares, products."""
     products = [t[:, i] * t[:, j] for i, j in column_pairs(t.shape[1], cross)]
     return np.column_stack([np.ones(len(t)), t, t**2, *products])
+
+
+def wide_terms(t: np.ndarray, degree: int) -> np.ndarray:
+    """The terms of `higher_terms` of all columns up to this degree (2: none) [P, W]."""
+    if degree < 3:
+        return np.empty((len(t), 0))
+    columns = [higher_terms(t, k)[:, : None if degree > 3 else -1] for k in range(t.shape[1])]
+    return np.concatenate(columns, axis=1)
 
 
 def higher_terms(t: np.ndarray, k: int) -> np.ndarray:

@@ -50,6 +50,12 @@ def _take_off_cubes(
     """
     centred, bends, left, residuals = [], [], [], []
     for surface, each in zip(surfaces, rows, strict=True):
+        if surface.degree > 2:  # it has cubes of its own
+            centred.append(surface)
+            bends.append(np.zeros((len(surface.coefficients), each.x.shape[1])))
+            left.append(np.zeros_like(each.x))
+            residuals.append(surface.residual)
+            continue
         at = np.clip(surface.at, each.x.min(axis=0), each.x.max(axis=0))
         here = fit_surface(each, at, surface.cross) or surface
         t = each.x - here.centre
