@@ -121,3 +121,19 @@ def test_noise_that_grows_widens_the_largest_rung_only(tmp_path, capsys):
     assert last[1] - last[0] > 8 * (first[1] - first[0])
     assert variant["noise"]["p_equal"] < 0.01 and variant["verdict"].startswith("undecided")
     assert "it differs between rungs" in " ".join(variant["notes"])
+
+
+def test_a_seed_whose_luck_is_one_at_all_rungs_is_one_seed(tmp_path, capsys):
+    """Seeds that are off by as much at every rung tell of three pairs, not of twelve: the intervals hold that."""
+    held = noticed = 0
+    for seed in range(20):
+        luck, rungs = 0.004 * np.random.default_rng([1, seed]).standard_normal((2, 3)), simulated(seed, 0.0005)
+        rungs = {
+            flops: [its * np.exp(off) for its, off in zip(sides, luck, strict=True)] for flops, sides in rungs.items()
+        }
+        assert judge(write_losses(tmp_path / "luck.csv", rungs), "--json", "--comparable") == 0
+        variant = json.loads(capsys.readouterr().out)["variants"][0]
+        low, high = variant["target"]["interval90"]
+        held += low < 1 < high
+        noticed += any(note.startswith("a seed's luck is one at all rungs") for note in variant["notes"])
+    assert held >= 16 and noticed >= 18

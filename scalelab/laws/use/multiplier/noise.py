@@ -13,6 +13,7 @@ import numpy as np
 from scalelab.laws.use.multiplier.cells import Cell, Pair
 from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
 
+LUCK = 0.5  # correlation of seeds' errors between rungs, from which on a seed's luck is one, not one a rung
 SHARED = 0.25  # the correlation of two variants' sums of squared differences to one baseline, where noise is equal
 
 
@@ -23,7 +24,8 @@ class Noise:
     `difference_df` 0: no rung has two seeds on both sides, so there is no interval. `correlation`: between the sides'
     losses of a seed; None if they are not paired. `saved`: the share of the difference's variance that pairing takes
     off. `sides`: the scatter by rung, of baseline and difference where paired, else of both sides. `p_equal`: of the
-    test that a pair's noise is equal at all rungs; None where nothing can be tested.
+    test that a pair's noise is equal at all rungs; None where nothing can be tested. `luck`: the correlation of a
+    seed's errors between rungs, 0 below LUCK.
     """
 
     baseline: float
@@ -37,6 +39,7 @@ class Noise:
     shared: float  # correlation of the baseline's error and that of the difference
     sides: tuple[Scatter, Scatter] | None = None
     p_equal: float | None = None
+    luck: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +73,12 @@ def measure_noise(pair: Pair) -> Noise:
         one = other = Scatter(difference.ss / 2, difference.df)
     z, d = np.concatenate([values for values, _ in ones]), np.concatenate(within)
     correlation, shared, saved = _correlations(z, d, one, other, difference)
+    labels = [list(cell.losses) for cell in pair.baseline]
+    gaps_by_seed = [dict(zip(names, each.tolist(), strict=True)) for names, each in zip(labels, within, strict=True)]
+    luck = 0.0 if pair.sampled else rho if (rho := _between_rungs(gaps_by_seed)) >= LUCK else 0.0
+    told = difference.told_anew(luck)
     return Noise(one.pooled, other.pooled, difference.pooled, one.total_df, other.total_df, difference.total_df,
-                 correlation, saved, shared, (one, difference), equal_p(difference))  # fmt: skip
+                 correlation, saved, shared, (one, told), equal_p(difference), luck)  # fmt: skip
 
 
 def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:
@@ -100,6 +107,8 @@ def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -
     n, m = (np.array([cell.runs for cell in side]) for side in (pair.baseline, pair.variant))
     x = np.log(pair.flops)
     z, w = rng.standard_normal((2, draws, len(ones)))
+    if noise.luck:
+        z, w = (noise.luck**0.5 * rng.standard_normal((draws, 1)) + (1 - noise.luck) ** 0.5 * each for each in (z, w))
     if noise.sides is None or not noise.difference_df:
         return Draws(np.tile(ones, (draws, 1)), np.tile(others, (draws, 1)), np.zeros(len(ones)), np.zeros(len(ones)))
     first, second = (draw_sds(side, x, draws, rng) for side in noise.sides)
@@ -157,15 +166,11 @@ def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[st
     scatter = _scatter(out)
     if not sampled or not scatter.df.sum():
         return scatter
-    anew = max(_told_anew(blocks), 1 / scatter.df.sum()) * (1 + 1e-9)  # one degree of freedom is left, not .9999
-    return Scatter(scatter.ss * anew, scatter.df * anew)
+    return scatter.told_anew(_between_rungs(blocks))
 
 
-def _told_anew(rungs: Sequence[Mapping[str, float]]) -> float:
-    """Which share of the blocks' scatter tells anew: a block that gains more at every rung is seen once, not R times.
-
-    R / (1 + rho^2 (R - 1)) over R, with rho the correlation of blocks between rungs.
-    """
+def _between_rungs(rungs: Sequence[Mapping[str, float]]) -> float:
+    """The correlation of blocks' or seeds' differences between rungs; not below 0."""
     products = sizes = 0.0
     for one, other in itertools.combinations(rungs, 2):
         both = [name for name in one if name in other]
@@ -173,8 +178,7 @@ def _told_anew(rungs: Sequence[Mapping[str, float]]) -> float:
         if len(both) > 1:
             x, y = x - x.mean(), y - y.mean()
             products, sizes = products + float(x @ y), sizes + float(np.sqrt((x @ x) * (y @ y)))
-    rho = max(0.0, products / sizes) if sizes > 0 else 0.0
-    return 1 / (1 + rho**2 * (len(rungs) - 1))
+    return float(np.clip(products / sizes, 0, 1)) if sizes > 0 else 0.0
 
 
 def _correlations(

@@ -43,6 +43,16 @@ class Scatter:
         """The standard deviation, were it equal at all rungs."""
         return float(np.sqrt(self.ss.sum() / self.df.sum())) if self.df.sum() else 0.0
 
+    def told_anew(self, rho: float) -> "Scatter":
+        """The scatter where blocks or seeds correlate by rho between rungs: R rungs tell less than R times as much.
+
+        R / (1 + rho^2 (R - 1)) over R; one degree of freedom is left, not .9999.
+        """
+        if not self.df.sum():
+            return self
+        anew = max(1 / (1 + rho**2 * (len(self.df) - 1)), 1 / self.df.sum()) * (1 + 1e-9) if rho else 1.0
+        return Scatter(self.ss * anew, self.df * anew)
+
 
 def draw_sds(scatter: Scatter, x: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
     """Draws of the standard deviation at each rung, [draws, R]; `x` [R]: log FLOPs."""

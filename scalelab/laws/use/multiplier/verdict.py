@@ -151,6 +151,8 @@ def reader_notes(
     elif not pair.paired and noise.difference_df:
         notes.append("unpaired: the sides do not have the same seeds at every rung, so their errors add up")
     notes += _noise_notes(noise)
+    if noise.luck:
+        notes.append(f"a seed's luck is one at all rungs (correlation {noise.luck:.2f}): rungs tell of few seeds")
     notes += [
         f"at {cell.flops:.3g} FLOPs {cell.diverged} of {cell.diverged + cell.runs} runs of {name} diverged"
         for name, side in (("the baseline", pair.baseline), (pair.name, pair.variant))
