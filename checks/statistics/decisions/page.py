@@ -32,9 +32,9 @@ def _provenance(name: str, header: Row) -> str:
 
 
 def _both(scores: Mapping[str, Sequence[Row]], universe: str, cell: Callable[[Row], str]) -> str:
-    """A cell of both columns."""
-    texts = [cell(row) for rows in scores.values() for row in rows if row["universe"] == universe]
-    return " -> ".join(texts)
+    """A cell of both columns; a column that lacks the universe has not run it."""
+    texts = [[cell(row) for row in rows if row["universe"] == universe] for rows in scores.values()]
+    return " -> ".join(column[0] if column else "not run" for column in texts)
 
 
 def _percent(value: float | None) -> str:
@@ -77,7 +77,7 @@ def _ablations(scores: Mapping[str, Sequence[Row]]) -> list[str]:
         ("universe", *cells), [[name, *(_both(scores, name, cell) for cell in cells.values())] for name in names]
     )
     issue = _both(scores, "the issue's table", lambda row: f"`{row['verdict']}`")
-    return [*table, *(["", f"The issue's table: {issue}."] if issue else [])]
+    return [*table, "", f"The issue's table: {issue}."]
 
 
 def _fits(scores: Mapping[str, Sequence[Row]]) -> list[str]:
