@@ -147,7 +147,12 @@ def _uses(add: Callable[..., Any]) -> None:
         help="print the best N and D, the loss and the waste at C FLOPs",
     )
     add("--target-values", type=parse_pairs, metavar="U=X,…", help="values of the law's other columns at the target")
-    add("--holdout", type=int, metavar="K", help="hold out the K largest rows (whole budgets), predict them and score coverage and width")
+    add(
+        "--holdout",
+        type=int,
+        metavar="K",
+        help="hold out the K largest rows (whole budgets), predict them and score coverage and width",
+    )
     add("--tournament", action="store_true", help="score every law that has its columns (K: a fifth by default)")
     add(
         "--figures",
