@@ -221,5 +221,5 @@ def test_marin():
     assert [row.verdict for row in rows] == ["within_interval", "within_interval"]
     assert rows[0].ours == pytest.approx(2.600, abs=5e-4) and rows[1].ours == pytest.approx(2.226, abs=5e-4)
     for row, theirs in zip(rows, (2.606, 2.252), strict=True):
-        assert row.interval[0] <= row.published <= row.interval[1] < theirs + 0.01
+        assert row.interval[0] <= row.published <= row.interval[1] < theirs + 0.03  # .01 before the misfit was carried
         assert abs(row.ours - row.published) < abs(theirs - row.published)
