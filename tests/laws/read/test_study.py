@@ -36,7 +36,7 @@ def test_the_numbers_are_those_of_the_fit_itself():
     result = fit_study(table(), bootstrap=50)
     assert result.params == pytest.approx(fit_chinchilla(N, D, LOSS)[0]._asdict(), rel=1e-5)
     order = np.argsort(LOSS)
-    boot = bootstrap_fit(posed(N[order], D[order], LOSS[order]), result.best, count=50)
+    boot = bootstrap_fit(posed(N[order], D[order], LOSS[order]), result.best, count=50, misfit=result.misfit)
     np.testing.assert_array_equal(result.bootstrap.params["alpha"], boot.params["alpha"])
     assert result.loss(1e5, 1e7) == float(loss_at(ChinchillaParams(**result.params), 1e5, 1e7))
 

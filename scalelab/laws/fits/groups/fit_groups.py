@@ -65,11 +65,8 @@ def fit_groups(
     if bootstrap:
         check_resample_count(bootstrap, len(target))
     groups = number_groups(labels, order, by, against)
-    if exponents == "pooled" and len(groups.names) < FEWEST_GROUPS:
-        raise BadInput(
-            f"--exponents=pooled: {len(groups.names)} groups say nothing about the spread between groups; "
-            f"at least {FEWEST_GROUPS}, or --exponents=shared or separate"
-        )
+    if exponents == "pooled":
+        _check_pooled(groups.names)
     chosen = objective_lib.load_objective(objective, delta)
     names = choose_shared(law, "shared" if exponents == "shared" else "separate", shared)
     joint = build_joint_problem(law, columns, target, chosen, groups.number, names)
@@ -103,6 +100,14 @@ def fit_groups(
     )  # fmt: skip
     compute = _compare_compute(result, flops, target_flops, held or {})
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
+
+
+def _check_pooled(names: Sequence[Any]) -> None:
+    if len(names) < FEWEST_GROUPS:
+        raise BadInput(
+            f"--exponents=pooled: {len(names)} groups say nothing about the spread between groups; "
+            f"at least {FEWEST_GROUPS}, or --exponents=shared or separate"
+        )
 
 
 def _check_choices(exponents: str, objective: str, level: float) -> None:
