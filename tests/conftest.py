@@ -23,6 +23,9 @@ first_process = "SCALELAB_TEST_FOLDER" not in os.environ  # workers, and session
 if first_process:
     folder = os.environ["SCALELAB_TEST_FOLDER"] = tempfile.mkdtemp(prefix="scalelab-tests-")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # The matrices of laws are small: a second thread spins beside the first (tests/commands/fit: 52 s of CPU instead of
+    # 106), and workers share the cores already.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
     # Round bf16 results where the program says so, not where XLA finds it convenient. The other flags save compilation,
     # which takes most of the time of tests: small models gain nothing from later passes (tests/train/step/test_step.py:
