@@ -52,7 +52,7 @@ def fit(
     `cluster`: a column, rows of equal values in which share a part of their error, `Groups` of labels [P], "none", or
     "auto": checkpoints of a run and seeds of a setting are found (`groups.find_groups`). `holdout`: so many of the
     largest rows are held out, predicted and scored by a second fit. `held` fixes other columns for the decisions at
-    `target_flops`; `fixed` fixes parameters of the law (`law.hold_params`). `weights`: inverse variances [P], or "scale".
+    `target_flops`; `fixed` fixes parameters (`law.hold_params`). `weights`: inverse variances [P], or "scale".
     `progress(what, done, of)` is called as resamples, left-out fits, simulated tables and profiles are done.
     BadInput for a table or a design to which the law can't be fitted, FitError if the optimum is not certain.
     """
