@@ -1,4 +1,5 @@
-"""The laws as pure functions. A new law is a function here and a row in `names.LAWS`.
+"""The laws as pure functions. A new law is a function here or in `axis_forms.py` and a row
+in `names.LAWS`.
 
 Columns come first: N parameters, D training tokens, C FLOPs, M = D/N, U unique tokens, width, depth, loss in nats a
 token. Keyword-only arguments are parameters, annotated with their kind (`law.py`). A law returns loss in nats a token

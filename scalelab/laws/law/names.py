@@ -2,7 +2,7 @@
 
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.law import forms
+from scalelab.laws.law import axis_forms, forms
 from scalelab.laws.law.curve_forms import CURVE_LAWS
 from scalelab.laws.law.law import Law, law_of
 
@@ -21,10 +21,15 @@ LAWS: dict[str, Law] = {
         law_of(forms.step_law_lr, target="lr"),
         law_of(forms.step_law_batch, target="batch_tokens"),
         law_of(forms.broken_power),
+        law_of(axis_forms.broken_power_2),
         law_of(forms.width_depth),
         law_of(forms.precision),
         law_of(forms.vocabulary),
         law_of(forms.mixture),
+        law_of(axis_forms.parscale),
+        law_of(axis_forms.critical_batch, target="steps"),
+        law_of(axis_forms.timescale, target="tau"),
+        law_of(axis_forms.weight_decay, target="weight_decay"),
     )
 }
 

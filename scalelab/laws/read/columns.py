@@ -43,7 +43,11 @@ USUAL_NAMES = {
     ),
     "U": "tokens_unique unique_tokens",
     "lr": "learning_rate peak_learning_rate max_lr max_learning_rate",
-    "batch": "bs batch_size global_batch_size",
+    "batch": "b bs batch_size global_batch_size",
+    "steps": "step n_steps num_steps steps_to_target target_steps iterations optimizer_steps",
+    "tau": "tau_ema ema_timescale timescale best_tau tau_opt",
+    "weight_decay": "wd best_weight_decay best_wd weight_decay_opt",
+    "P": "parallel_size n_streams num_streams streams parallel_streams",
     "batch_tokens": "tokens_per_batch tokens_per_step batch_size_tokens",
     "loss": (
         "final_loss final_val_loss val_loss valid_loss validation_loss eval_loss test_loss nll val_nll eval_nll "
