@@ -105,7 +105,7 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
     if truth is not None:
         law_checks.check_values(law, law(columns, truth), dict(truth))
         return [dict(truth)]
-    posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("mse_log", np.inf))
+    posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("least squares", np.inf, log=not law.signed))
     unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATE_COUNT)
     x = np.stack([law_checks.spread_values(kind, unit[:, i]) for i, kind in enumerate(law.params.values())], axis=1)
     params = posed.to_params(x)
@@ -119,9 +119,9 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
     require_that(
         law, finite.any(), f"not finite over plausible columns at any of {CANDIDATE_COUNT} parameter sets of its kinds"
     )
-    sensible = finite & (values > 0).all(axis=1)
+    sensible = finite & ((values > 0).all(axis=1) | law.signed)
     require_that(law, sensible.any(), f"zero or negative: a {law.target} is positive over plausible columns")
-    sensible &= values.max(axis=1) < 1e3 * values.min(axis=1)
+    sensible &= np.abs(values).max(axis=1) < 1e3 * np.abs(values).min(axis=1)
     require_that(law, sensible.any(), f"its {law.target} varies by more than 1,000 times over plausible columns")
     (chosen,) = np.nonzero(sensible)
     _, gram, _ = posed.derivatives(x[chosen], np.ones((len(chosen), CHECK_ROWS)))

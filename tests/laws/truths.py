@@ -45,6 +45,10 @@ TRUTHS = {
     "critical_batch": {"S_min": 2500.0, "B_crit": 300.0},
     "timescale": {"c": 1.084, "m": -0.527},  # as Bergsma et al. 2025 report
     "weight_decay": {"c": 1.084, "m": -0.527},
+    "vocabulary_normalised": {
+        "E": 5.533, "A": 1.831 * 1e6**0.447, "V": 0.196 * 1e6**0.671, "B": 2.124 * 1e9**0.447,
+        "alpha": 0.447, "nu": 0.671, "beta": 0.447,
+    },
     "mixture": {"c": 1.5, "t1": -2.0, "t2": 0.3, "t3": -0.6},
 }  # fmt: skip
 
