@@ -42,7 +42,7 @@ USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_conv
 
 def known_laws() -> str:
     """List names and equations of the built-in laws."""
-    return "\n".join(f"  {name:<17}{line}" for file in (*FORMS, CURVES) for name, line in law_docs(file).items())
+    return "\n".join(f"  {name:<16} {line}" for file in (*FORMS, CURVES) for name, line in law_docs(file).items())
 
 
 def finished_words(options: Any) -> list[str]:
