@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.fits.fitting import fit
-    from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
+    from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, Share, law_of
     from scalelab.laws.solve.optimum import FitError
     from scalelab.laws.use.multiplier.estimate import multiplier
 
 _MODULES = {
     "Fitted": "fits.fitted",
     "fit": "fits.fitting",
-    **dict.fromkeys(("Between", "Coefficient", "Exponent", "Law", "Real", "Scale", "law_of"), "law.law"),
+    **dict.fromkeys(("Between", "Coefficient", "Exponent", "Law", "Real", "Scale", "Share", "law_of"), "law.law"),
     "FitError": "solve.optimum",
     "multiplier": "use.multiplier.estimate",
 }
@@ -31,6 +31,7 @@ __all__ = [
     "Law",
     "Real",
     "Scale",
+    "Share",
     "fit",
     "law_of",
     "multiplier",

@@ -24,6 +24,7 @@ COLUMN_RANGES = {
     "N": (1e6, 1e11), "D": (1e9, 1e12), "U": (1e9, 1e12), "C": (1e16, 1e24), "M": (2.0, 500.0),
     "width": (128.0, 8192.0), "depth": (4.0, 64.0), "loss": (1.8, 4.0),
     "P_w": (2.0, 16.0), "P_a": (2.0, 16.0), "P_kv": (2.0, 16.0), "N_v": (1e6, 1e9),
+    "P": (1.0, 8.0), "batch": (8.0, 8192.0), "lr": (1e-4, 3e-2), "batch_tokens": (1e5, 1e7),
     "r1": (0.05, 0.9), "r2": (0.05, 0.9), "r3": (0.05, 0.9),
 }  # fmt: skip
 
@@ -104,7 +105,7 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
     if truth is not None:
         law_checks.check_values(law, law(columns, truth), dict(truth))
         return [dict(truth)]
-    posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("mse_log", np.inf))
+    posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("least squares", np.inf, log=not law.signed))
     unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATE_COUNT)
     x = np.stack([law_checks.spread_values(kind, unit[:, i]) for i, kind in enumerate(law.params.values())], axis=1)
     params = posed.to_params(x)
@@ -118,9 +119,9 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
     require_that(
         law, finite.any(), f"not finite over plausible columns at any of {CANDIDATE_COUNT} parameter sets of its kinds"
     )
-    sensible = finite & (values > 0).all(axis=1)
+    sensible = finite & ((values > 0).all(axis=1) | law.signed)
     require_that(law, sensible.any(), f"zero or negative: a {law.target} is positive over plausible columns")
-    sensible &= values.max(axis=1) < 1e3 * values.min(axis=1)
+    sensible &= np.abs(values).max(axis=1) < 1e3 * np.abs(values).min(axis=1)
     require_that(law, sensible.any(), f"its {law.target} varies by more than 1,000 times over plausible columns")
     (chosen,) = np.nonzero(sensible)
     _, gram, _ = posed.derivatives(x[chosen], np.ones((len(chosen), CHECK_ROWS)))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from scalelab.laws.law.law import Law, ParamKind
-from scalelab.laws.law.objective import Objective, huber_log
+from scalelab.laws.law.objective import Objective, huber_log, load_objective
 from scalelab.laws.solve.optimum import FitError, minimise_objective, scale_to_range
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns
@@ -39,7 +39,7 @@ def check_values(law: Law, values: np.ndarray, truth: dict[str, float]) -> None:
     """Check the law's values [P] at a given truth: finite and positive."""
     require_that(law, values.shape == (CHECK_ROWS,), f"{CHECK_ROWS} rows give values of shape {values.shape}")
     require_that(law, np.isfinite(values).all(), f"not finite at {truth}")
-    require_that(law, (values > 0).all(), f"{values.min():.3g} at {truth}: a {law.target} is positive")
+    require_that(law, law.signed or (values > 0).all(), f"{values.min():.3g} at {truth}: a {law.target} is positive")
 
 
 def check_rows(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> None:
@@ -178,7 +178,7 @@ def check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]])
 
 def _refit(law: Law, columns: Columns, target: np.ndarray) -> dict[str, float]:
     try:
-        return minimise_objective(pose_problem(law, columns, target, huber_log())).params
+        return minimise_objective(pose_problem(law, columns, target, load_objective(law.objective))).params
     except FitError as error:
         raise AssertionError(f"law {law.name!r}: fitted to its own noise-free values: {error}") from None
 
@@ -195,7 +195,7 @@ def check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float,
         "narrower starts?",
     )
     recovered = {name: abs(fitted[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
-    posed = pose_problem(law, columns, target, Objective("mse_log", np.inf))
+    posed = pose_problem(law, columns, target, Objective("least squares", np.inf, log=not law.signed))
     x = posed.from_params(truth)[None]
     _, gram, _ = posed.derivatives(x, np.ones((1, CHECK_ROWS)))
     spread = np.sqrt(np.abs(np.diag(np.linalg.pinv(gram[0], hermitian=True)))) / np.maximum(np.abs(x[0]), 1e-3)

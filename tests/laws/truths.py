@@ -37,6 +37,18 @@ TRUTHS = {
         "gamma_w": 2.7, "gamma_a": 2.2, "gamma_kv": 1.0,
     },
     "vocabulary": {"E": 0.6, "A": 300.0, "V": 20.0, "B": 900.0, "alpha": 0.36, "nu": 0.3, "beta": 0.34},
+    "broken_power_2": {
+        "E": 1.2, "A": 400.0, "alpha": 0.12, "shift_1": 0.15, "C_1": 1e19, "sharpness_1": 0.4, "shift_2": -0.2,
+        "apart": 1e3, "sharpness_2": 0.4,
+    },
+    "parscale": {"E": 0.691, "A": 1.13e7, "alpha": 0.189, "k": 0.393},  # Chen et al. 2025, Stack-V2-Python
+    "critical_batch": {"S_min": 2500.0, "B_crit": 300.0},
+    "timescale": {"c": 1.084, "m": -0.527},  # as Bergsma et al. 2025 report
+    "weight_decay": {"c": 1.084, "m": -0.527},
+    "vocabulary_normalised": {
+        "E": 5.533, "A": 1.831 * 1e6**0.447, "V": 0.196 * 1e6**0.671, "B": 2.124 * 1e9**0.447,
+        "alpha": 0.447, "nu": 0.671, "beta": 0.447,
+    },
     "mixture": {"c": 1.5, "t1": -2.0, "t2": 0.3, "t3": -0.6},
 }  # fmt: skip
 

@@ -53,7 +53,9 @@ def read_sources(
         known = sorted(all_columns(run for source in sources for run in read_grid(source)[0]))
         for name in (name for name in mapped if name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
-    tables = [_read(source, needed, columns, n_convention or "total", where, option, finished) for source in sources]
+    tables = [
+        _read(source, needed, columns, n_convention or "total", where, option, finished, law) for source in sources
+    ]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
@@ -75,12 +77,12 @@ def read_sources(
 
 def _read(
     source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str],
-    option: str, finished: Sequence[str],
+    option: str, finished: Sequence[str], law: Law,
 ) -> Table:  # fmt: skip
     """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
     column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():
-        table = read_table(source, columns, needed, where, option, finished)
+        table = read_table(source, columns, needed, where, option, finished, law)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
     runs, left_out = read_grid(source)  # changed in place: copies of thousands of rows would cost more than the rest
     for run in runs:

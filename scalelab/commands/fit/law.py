@@ -37,7 +37,7 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         fitted = api.fit(
             table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
             cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
-            objective=options.objective or "huber_log", delta=options.delta, weights=options.weights,
+            objective=options.objective or law.objective, delta=options.delta, weights=options.weights,
             bootstrap=options.bootstrap, seed=options.seed,
             target_flops=() if law.columns == ("C",) else options.target_flops, holdout=options.holdout or 0,
             level=options.level or INTERVAL_LEVEL, target_values=options.target_values, progress=bars.update,
@@ -86,7 +86,7 @@ def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
         entries = api.tournament(
             fitted,
             count,
-            objective=options.objective or "huber_log",
+            objective=options.objective or fitted.law.objective,
             delta=options.delta,
             bootstrap=options.bootstrap,
             n_convention=options.n_convention,

@@ -30,6 +30,7 @@ IDLE_OPTIONS = {
     3: ("method", "seed_noise"),
 }
 IDLE_WITH_BY = ("weights", "holdout", "tournament", "next_runs", "figures")
+FORMS = ("forms", "axis_forms")  # files that hold the other laws
 CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
@@ -41,7 +42,7 @@ USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_conv
 
 def known_laws() -> str:
     """List names and equations of the built-in laws."""
-    return "\n".join(f"  {name:<17}{line}" for file in ("forms", CURVES) for name, line in law_docs(file).items())
+    return "\n".join(f"  {name:<16} {line}" for file in (*FORMS, CURVES) for name, line in law_docs(file).items())
 
 
 def finished_words(options: Any) -> list[str]:

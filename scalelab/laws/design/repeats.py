@@ -4,6 +4,7 @@ import numpy as np
 from scipy import special
 from scipy.spatial import cKDTree
 
+from scalelab.laws.law.law import logs_of
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.problem import Columns
 
@@ -16,8 +17,8 @@ MOST_DIGITS = 12
 
 def repeated_rows(columns: Columns, target: np.ndarray) -> list[Finding]:
     """Rows that are copies of each other, and rows of (nearly) one configuration."""
-    logs = np.log(np.stack([*columns.values()], axis=1))
-    copy = _nearest_distance(np.column_stack([logs, np.log(target)])) < SAME
+    logs = np.stack([logs_of(values) for values in columns.values()], axis=1)
+    copy = _nearest_distance(np.column_stack([logs, logs_of(target)])) < SAME
     if copy.any() and _rounding_explains(logs, target):
         copy[:] = False
     close = (_nearest_distance(logs) < np.log1p(NEAR)) & ~copy
@@ -38,10 +39,11 @@ def _rounding_explains(logs: np.ndarray, target: np.ndarray) -> bool:
     """Whether as many seeds of one configuration have equal losses by chance, as these are rounded."""
     _, label = np.unique(np.round(logs, 9), axis=0, return_inverse=True)
     order = np.lexsort([target, label.ravel()])
-    steps = np.diff(np.log(target[order]))[np.diff(label.ravel()[order]) == 0]  # neighbours of one configuration
+    steps = np.diff(logs_of(target)[order])[np.diff(label.ravel()[order]) == 0]  # neighbours of one configuration
     apart = steps[steps > SAME]
     noise = np.sqrt(np.mean(steps**2) / 2) if len(apart) else USUAL_NOISE
-    tie = min(1.0, _resolution(target) / float(target.mean()) / (2 * np.sqrt(np.pi) * noise))
+    unit = float(target.mean()) if np.all(target > 0) else 1.0  # steps are of logs, or of the target itself
+    tie = min(1.0, _resolution(target) / unit / (2 * np.sqrt(np.pi) * noise))
     ties = len(steps) - len(apart)
     return bool(special.bdtrc(ties - 1, len(steps), tie) >= CHANCE)
 

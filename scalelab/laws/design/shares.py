@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from scalelab.laws.law.law import logs_of
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
@@ -69,7 +70,7 @@ def split_findings(posed: Problem, best: Optimum, table: Mapping[str, Sequence[A
 def _names_sizes(posed: Problem, labels: Sequence[str]) -> bool:
     """Whether a column follows from one of the law's, as names of models do from N: it can't tell two laws apart."""
     groups = [np.flatnonzero([each == label for each in labels]) for label in set(labels)]
-    return any(all(np.ptp(np.log(column[rows])) < SAME for rows in groups) for column in posed.columns.values())
+    return any(all(np.ptp(logs_of(column)[rows]) < SAME for rows in groups) for column in posed.columns.values())
 
 
 def _describe_split(name: str, share: float, values: Sequence[str]) -> str:
@@ -140,7 +141,7 @@ def smooth_base(posed: Problem, best: Optimum, degree: int = 2) -> np.ndarray:
 
 
 def _standard_logs(posed: Problem) -> list[np.ndarray]:
-    logs = [np.log(column) for column in posed.columns.values()]
+    logs = [logs_of(column) for column in posed.columns.values()]
     return [(log - log.mean()) / log.std() for log in logs if log.std() > FLAT]
 
 

@@ -66,6 +66,8 @@ def fit(
         uncertainty.check_resample_count(bootstrap, len(target))
     chosen = objective_lib.load_objective(objective, delta)
     flops = flops_column(table, columns)
+    if law.signed and chosen.log:
+        raise BadInput(f"objective {objective}: {law.target} may be negative and has no log; huber is of its value")
     findings = _question_rows(law, columns, target, flops, chosen)
     if weights is not None and holdout:
         raise BadInput("--weights has no effect with --holdout: leave one out")

@@ -205,7 +205,7 @@ def study_table(
     needed = [names.get(column, column) for column in (*law.columns, law.target)]
     absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
     needed = [column for column in needed if column not in absent]
-    selected, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss)
+    selected, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss, law)
     if not selected:
         raise BadInput(
             f"none of {len(rows)} runs can be fitted: {design.describe_exclusions(excluded) or 'there are none'}"
@@ -220,7 +220,7 @@ def study_table(
 
 
 def select_rows(
-    rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
+    rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0, law: Law | None = None
 ) -> tuple[list[Row], list[dict[str, str]]]:
     """Select the rows to fit: (rows in an order set by their values only, {"name", "reason"} of the excluded)."""
     if drop_top_loss < 0:
@@ -228,7 +228,7 @@ def select_rows(
     only_fit = any(row.get("role") in FITTED_ROLES for row in rows)
     selected, excluded = [], []
     for index, row in enumerate(rows):
-        reason = _exclusion_reason(row, needed, only_fit)
+        reason = _exclusion_reason(row, needed, only_fit, law)
         if reason:
             excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
         else:
@@ -240,7 +240,7 @@ def select_rows(
     return selected[:n_selected], excluded
 
 
-def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
+def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool, law: Law | None) -> str:
     """The reason why a row is not fitted; "" if it is fitted."""
     if only_fit and row.get("role") not in FITTED_ROLES:
         return f"role {row.get('role') or 'none'}"
@@ -254,6 +254,6 @@ def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
         value = row.get(key)
         if value is None:
             return f"no {key}"
-        if not (math.isfinite(value) and value > 0):
+        if not (law.allows(key, value) if law else math.isfinite(value) and value > 0):
             return f"{key} is {value:g}"
     return ""

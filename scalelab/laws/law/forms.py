@@ -1,4 +1,5 @@
-"""The laws as pure functions. A new law is a function here and a row in `names.LAWS`.
+"""The laws as pure functions. A new law is a function here or in `axis_forms.py` and a row
+in `names.LAWS`.
 
 Columns come first: N parameters, D training tokens, C FLOPs, M = D/N, U unique tokens, width, depth, loss in nats a
 token. Keyword-only arguments are parameters, annotated with their kind (`law.py`). A law returns loss in nats a token
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale, StartsIn
+from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale, Share, StartsIn
 
 FLOPS_PER_PARAM_TOKEN = 6.0  # C = 6 N D: 2 forward, 4 backward (Kaplan et al. 2020, sec. 2.1)
 
@@ -188,15 +189,18 @@ def vocabulary(
     """L = E + A/N^alpha + V/N_v^nu + B/D^beta, N without and N_v with the vocabulary's parameters alone
 
     Tao et al. 2024 (scaling laws with vocabulary). D in characters or bytes, and the loss per byte, so that tokenisers
-    compare. Their loss is less than a unigram model's, and their E has the other sign: add what makes it positive.
+    compare. A loss less that of a unigram model is for `vocabulary_normalised`.
     """
     return E + A / N**alpha + V / N_v**nu + B / D**beta
 
 
-def mixture(r1, r2, r3, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0), t3: Between(-20.0, 5.0)):
-    """L = c + exp(t1 r1 + t2 r2 + t3 r3), r the shares of three training domains, each above zero
+def mixture(
+    r1: Share, r2: Share, r3: Share, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0),
+    t3: Between(-20.0, 5.0),
+):  # fmt: skip
+    """L = c + exp(t1 r1 + t2 r2 + t3 r3), r the shares of three training domains (mixture5: of five)
 
     Ye et al. 2024 (data mixing laws), eq. 1, of one validation domain. Shares sum to one, so their factor k is in t:
-    t_j = t_ij + log k. For other numbers of domains copy this function (`--law=mine:mixture5`).
+    t_j = t_ij + log k. A share may be zero. `axis_forms.mixture_of` has other numbers of domains.
     """
     return c + jnp.exp(t1 * r1 + t2 * r2 + t3 * r3)

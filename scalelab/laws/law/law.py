@@ -14,7 +14,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +37,13 @@ class ParamKind:
     starts: tuple[float, float]
 
 
+class ColumnKind(NamedTuple):
+    """What a column may hold besides positive numbers."""
+
+    zero: bool = False
+
+
+Share = Annotated[float, ColumnKind(zero=True)]  # of a column: a share, which may be zero
 Coefficient = Annotated[float, ParamKind("linear", 0.0, np.inf, (0.0, np.inf))]
 Exponent = Annotated[float, ParamKind("direct", 0.01, 3.0, (0.05, 2.0))]
 Real = Annotated[float, ParamKind("direct", -1e4, 1e4, (-2.0, 2.0))]
@@ -61,7 +68,8 @@ def StartsIn(low: float, high: float) -> Any:
 class Law:
     """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.
 
-    `held` are parameters of the function that are no longer free, with their values (see `hold_params`).
+    `held` are parameters of the function that are no longer free, with their values (see `hold_params`). `zeros`:
+    columns that may be zero; `signed`: the target may be negative, so that residuals are of the target itself.
     """
 
     name: str
@@ -70,6 +78,19 @@ class Law:
     params: dict[str, ParamKind]
     target: str = "loss"
     held: tuple[tuple[str, float], ...] = ()
+    zeros: tuple[str, ...] = ()
+    signed: bool = False
+
+    @property
+    def objective(self) -> str:
+        """The name of the objective that a fit minimises by default."""
+        return "huber" if self.signed else "huber_log"
+
+    def allows(self, field: str, value: float) -> bool:
+        """Whether a column or the target can have this value: finite, and positive unless declared otherwise."""
+        if self.signed and field == self.target:
+            return bool(np.isfinite(value))
+        return bool(np.isfinite(value) and (value > 0 or (value == 0 and field in self.zeros)))
 
     @property
     def equation(self) -> str:
@@ -97,17 +118,19 @@ class Law:
             return np.asarray(self.function(*given, **values))
 
 
-def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -> Law:
+def law_of(function: Callable[..., Any], name: str = "", target: str = "loss", signed: bool = False) -> Law:
     """Read the law that a function states; BadInput where its signature doesn't say what a fit must know."""
     name = name or function.__name__
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise BadInput(f"law {name!r}: {error}") from None
-    columns, params = [], {}
+    columns, params, zeros = [], {}, []
     for argument, spec in inspect.signature(function).parameters.items():
         if spec.kind is spec.POSITIONAL_OR_KEYWORD:
             columns.append(argument)
+            marks = getattr(hints.get(argument), "__metadata__", ())
+            zeros += [argument] if any(isinstance(mark, ColumnKind) and mark.zero for mark in marks) else []
         elif spec.kind is spec.KEYWORD_ONLY:
             kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, ParamKind)]
             if not kinds:
@@ -117,7 +140,12 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -
             raise BadInput(f"law {name!r}: *{argument} is not a column and not a parameter")
     if not columns or not params:
         raise BadInput(f"law {name!r}: columns come first, parameters after a `*`: def law(N, D, *, E: Coefficient, …)")
-    return Law(name, function, tuple(columns), params, target)
+    return Law(name, function, tuple(columns), params, target, zeros=tuple(zeros), signed=signed)
+
+
+def logs_of(values: np.ndarray) -> np.ndarray:
+    """Logarithms of a column; the values themselves where one is not positive, as shares of zero aren't."""
+    return np.log(values) if np.all(values > 0) else np.asarray(values, float)
 
 
 def hold_params(law: Law, **values: float) -> Law:

@@ -1,8 +1,10 @@
 """Laws by name: the table of built-in laws, and the loader of users' own as `pkg.mod:fn`."""
 
+import re
+
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.law import forms
+from scalelab.laws.law import axis_forms, forms
 from scalelab.laws.law.curve_forms import CURVE_LAWS
 from scalelab.laws.law.law import Law, law_of
 
@@ -21,12 +23,20 @@ LAWS: dict[str, Law] = {
         law_of(forms.step_law_lr, target="lr"),
         law_of(forms.step_law_batch, target="batch_tokens"),
         law_of(forms.broken_power),
+        law_of(axis_forms.broken_power_2),
         law_of(forms.width_depth),
         law_of(forms.precision),
         law_of(forms.vocabulary),
+        law_of(axis_forms.vocabulary_normalised, target="lossu", signed=True),
         law_of(forms.mixture),
+        law_of(axis_forms.parscale),
+        law_of(axis_forms.critical_batch, target="steps"),
+        law_of(axis_forms.timescale, target="tau"),
+        law_of(axis_forms.weight_decay, target="weight_decay"),
     )
 }
+
+FEWEST_DOMAINS, MOST_DOMAINS = 2, 40
 
 
 def load_law(name: str, stored: bool = False) -> Law:
@@ -36,6 +46,10 @@ def load_law(name: str, stored: bool = False) -> Law:
     """
     if name in LAWS:
         return LAWS[name]
+    if domains := re.fullmatch(r"mixture([1-9]\d?)", name):
+        if not FEWEST_DOMAINS <= int(domains[1]) <= MOST_DOMAINS:
+            raise BadInput(f"--law={name}: a mixture has {FEWEST_DOMAINS} to {MOST_DOMAINS} domains")
+        return axis_forms.mixture_of(int(domains[1]))
     if name in CURVE_LAWS:
         raise BadInput(f"--law={name}: a law of the loss within a run; only `scalelab fit RUN… --law={name}` fits it")
     _, colon, attribute = name.partition(":")

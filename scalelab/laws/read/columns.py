@@ -28,6 +28,7 @@ USUAL_NAMES = {
         "parameters n_parameters num_parameters parameter_count total_parameters model_parameters model_size "
         "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters "
         "number_of_parameters number_of_params params_count active_params active_parameters parameters_active "
+        "non_vocab_parameters non_vocab_params "
         "parameters_total total_n_params trainable_params trainable_parameters size_params"
     ),
     "D": (
@@ -43,7 +44,13 @@ USUAL_NAMES = {
     ),
     "U": "tokens_unique unique_tokens",
     "lr": "learning_rate peak_learning_rate max_lr max_learning_rate",
-    "batch": "bs batch_size global_batch_size",
+    "batch": "b bs batch_size global_batch_size",
+    "steps": "step n_steps num_steps steps_to_target target_steps iterations optimizer_steps",
+    "tau": "tau_ema ema_timescale timescale best_tau tau_opt",
+    "weight_decay": "wd best_weight_decay best_wd weight_decay_opt",
+    "N_v": "vocab_params vocabulary_params vocab_parameters vocabulary_parameters embedding_params n_vocab_params",
+    "lossu": "loss_u normalized_loss normalised_loss unigram_normalized_loss unigram_normalised_loss",
+    "P": "parallel_size n_streams num_streams streams parallel_streams",
     "batch_tokens": "tokens_per_batch tokens_per_step batch_size_tokens",
     "loss": (
         "final_loss final_val_loss val_loss valid_loss validation_loss eval_loss test_loss nll val_nll eval_nll "
@@ -53,6 +60,7 @@ USUAL_NAMES = {
         "eval_ce validation_cross_entropy val_xent xent val_loss_nats loss_nats"
     ),
 }  # fmt: skip
+SHARE_NAMES = ("share", "share domain", "proportion", "proportion domain", "weight domain", "mix", "ratio domain")
 # Names of a loss that counts if a table has no other.
 LAST_NAMES = {
     "loss": "train_loss training_loss final_train_loss final_training_loss loss_train train_nll train_cross_entropy"
@@ -130,7 +138,7 @@ def fitting_columns(field: str, header: Sequence[str], numeric: Sequence[str] = 
     tracker's prefix (`metrics.val_loss`), and that before one with a unit (`Params (M)`)."""
     if exact := [name for name in (field, *ALIASES.get(field, ())) if name in header]:
         return exact[:1]
-    usual = [*([field] if len(field) > 1 else []), *ALIASES.get(field, ()), *USUAL_NAMES.get(field, "").split()]
+    usual = [*([field] if len(field) > 1 else []), *ALIASES.get(field, ()), *_usual_names(field)]
     plain = set(map(plain_name, usual))
     last = set(map(plain_name, LAST_NAMES.get(field, "").split()))
     for names in (plain, last):  # the first way of reading that gives a name counts
@@ -138,6 +146,13 @@ def fitting_columns(field: str, header: Sequence[str], numeric: Sequence[str] = 
             if fitting := [name for name in numeric if read(name) in names]:
                 return fitting
     return []
+
+
+def _usual_names(field: str) -> list[str]:
+    """Usual names of a field; of a share of a mixture, r2, those that end in its number."""
+    if share := re.fullmatch(r"r(\d+)", field):
+        return [f"{name}{share[1]}" for name in SHARE_NAMES]
+    return USUAL_NAMES.get(field, "").split()
 
 
 def unit_factor(name: str, field: str) -> float:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.law.law import Law
+from scalelab.laws.law.law import Law, logs_of
 from scalelab.laws.solve.problem import Columns
 
 SAME_VALUE = 0.01  # steps are whole numbers, so runs of equal N and D differ by less
@@ -29,7 +29,7 @@ def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.n
         raise BadInput(
             f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
         )
-    *columns, target = check_positive(**{name: given[name] for name in wanted})
+    *columns, target = _check_allowed(law, {name: given[name] for name in wanted})
     return dict(zip(law.columns, columns, strict=True)), target
 
 
@@ -40,6 +40,24 @@ def is_numeric(values: ArrayLike) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _check_allowed(law: Law, columns: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The columns in order, checked as `check_positive` does but for zeros and signs that the law allows."""
+    freed = {name for name in columns if law.allows(name, 0.0)}
+    for name in freed:
+        bad = np.flatnonzero([not law.allows(name, value) for value in columns[name]])
+        if len(bad):
+            raise BadInput(f"{name}[{bad[0]}] = {columns[name][bad[0]]:g}: {describe_allowed(law, name)}")
+    check_positive(**{name: np.ones_like(values) if name in freed else values for name, values in columns.items()})
+    return list(columns.values())
+
+
+def describe_allowed(law: Law | None, field: str) -> str:
+    """What a field's values must be, for an error line."""
+    if law is None or not law.allows(field, 0.0):
+        return "it must be finite and positive"
+    return "it must be finite" if law.allows(field, -1.0) else "it must be finite, and zero or more"
 
 
 def check_positive(**columns: ArrayLike) -> list[np.ndarray]:
@@ -59,10 +77,12 @@ def group_near(values: ArrayLike, tolerance: float) -> np.ndarray:
     """The group [P] of each value: neighbours less than `tolerance` apart share one, their geometric mean."""
     values = np.asarray(values, float)
     order = np.argsort(values)
-    starts = np.append(True, np.diff(np.log(values[order])) > np.log1p(tolerance))
+    logs = logs_of(values)
+    starts = np.append(True, np.diff(logs[order]) > np.log1p(tolerance))
     label = np.empty(len(values), int)
     label[order] = np.cumsum(starts) - 1
-    means = np.exp(np.bincount(label, np.log(values)) / np.bincount(label))
+    means = np.bincount(label, logs) / np.bincount(label)
+    means = np.exp(means) if np.all(values > 0) else means
     return means[label]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import (
     describe_choice,
     describe_missing,
@@ -19,6 +20,7 @@ from scalelab.laws.read.columns import (
     without_prefix,
 )
 from scalelab.laws.read.groups import names_run
+from scalelab.laws.read.points import describe_allowed
 from scalelab.laws.read.readers import fill_merged, read_raw_rows, shorten_text
 from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
@@ -64,6 +66,7 @@ def read_table(
     where: Iterable[str] = (),
     option: str = "--columns",
     finished: Sequence[str] = (),
+    law: Law | None = None,
 ) -> Table:
     """Read rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
@@ -73,7 +76,7 @@ def read_table(
     fields and the table's own columns. An empty cell is None: the run is listed as not fitted. BadInput, with the row,
     for a cell that is not a number (`numbers`), and in a finished run for one that is not finite and positive;
     `option` gave the columns. A tracker's words tell which runs finished (`trackers.read_statuses`), and `finished`
-    adds to them.
+    adds to them. `law`: says which fields may be zero or negative.
     """
     path = pathlib.Path(path)
     lines = read_raw_rows(path)
@@ -94,7 +97,7 @@ def read_table(
     for row, status in zip(selected, read_statuses(selected, header, path.name, finished), strict=True):
         if status is not None:
             row["status"] = status
-        _check_possible(row, names, path.name)
+        _check_possible(row, names, path.name, law)
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
     choice = describe_choice(names, columns or {}, header, path.name)
@@ -246,16 +249,16 @@ def _make_row(
     return row | {"name": name, ROW: place}
 
 
-def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str) -> None:
+def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str, law: Law | None) -> None:
     """BadInput for an impossible number in a run that is done: a mistake in the table, not a poor run."""
     if row.get("status") not in (None, "", "done"):
         return
     for field, column in names.items():
         value = row[field]
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise BadInput(
-                f"{table}, {row[ROW]}, {shorten_text(column)!r}: {field} is {value:g}; it must be finite and positive"
-            )
+        allowed = value is None or (law.allows(field, value) if law else math.isfinite(value) and value > 0)
+        if not allowed:
+            must = describe_allowed(law, field)
+            raise BadInput(f"{table}, {row[ROW]}, {shorten_text(column)!r}: {field} is {value:g}; {must}")
 
 
 def _finish_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class AutodiffProblem(Problem):
             [np.asarray(each[name], float) for name in self.law.columns]
             for each in (self.columns, self.centre_at or self.columns)
         )
-        centre = tuple(np.exp(np.mean(np.log(column))) for column in centred)
+        centre = tuple(np.exp(np.mean(np.log(c))) if np.all(c > 0) else np.mean(c) for c in centred)
         direct = np.array([name in self.direct for name in self.law.params])
         return FitRows(tuple(columns), np.asarray(self.target, float), centre, direct)
 

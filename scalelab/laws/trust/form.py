@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalelab.laws.law.law import logs_of
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
@@ -98,7 +99,7 @@ def make_basis(columns: Mapping[str, np.ndarray], group: str = "") -> Basis | No
 def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = None, seed: int = 0) -> FormTest | None:
     """Test the form of a fitted law on its own residuals; None where too few rows are left to tell."""
     tangent = information.orthonormal_basis(information.law_sensitivity(problem, best, problem.columns, 1.0))
-    logs = {name: np.log(column) for name, column in problem.columns.items()}
+    logs = {name: logs_of(column) for name, column in problem.columns.items()}
     basis = _smooth_basis(list(logs.values()), tangent)
     if basis is None:
         return None

@@ -88,7 +88,7 @@ class Holdout:
         """Median width of the intervals over the measured target."""
         if self.low is None or self.high is None:
             return None
-        return float(np.median((self.high - self.low) / self.measured))
+        return float(np.median((self.high - self.low) / np.abs(self.measured)))
 
     @property
     def interval_score(self) -> float | None:
@@ -98,7 +98,8 @@ class Holdout:
         """
         if self.low is None or self.high is None:
             return None
-        low, high, measured = np.log(self.low), np.log(self.high), np.log(self.measured)
+        ends = np.stack([self.low, self.high, self.measured])  # of a target that may be negative: as shares of its size
+        low, high, measured = np.log(ends) if np.all(ends > 0) else ends / np.abs(self.measured)
         missed = np.maximum(low - measured, 0.0) + np.maximum(measured - high, 0.0)
         return float(np.mean(high - low + 2.0 / (1.0 - self.level) * missed))
 

@@ -97,7 +97,7 @@ def open_params(posed: Problem, x: np.ndarray, weights: np.ndarray) -> list[str]
     info = info[np.isfinite(info).all(axis=(1, 2))]
     if not len(info):
         return []
-    noise = EXACT if posed.objective.log else EXACT * posed.target.mean()
+    noise = EXACT if posed.objective.log else EXACT * np.abs(posed.target).mean()
     reach = _coordinate_reach(posed) / noise
     values, vectors = np.linalg.eigh(info * np.outer(reach, reach))
     best = values[:, 0].argmax()
@@ -111,7 +111,7 @@ def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
     linear = posed.places(posed.law.linear)
     for share in (LEAST_SHARE, LEAST_SHARE / 10, LEAST_SHARE / 100):  # a large subtracted term makes a law negative
         x = seeds.copy()
-        x[:, linear] = np.maximum(x[:, linear], share * posed.target.mean())
+        x[:, linear] = np.maximum(x[:, linear], share * np.abs(posed.target).mean())
         values = posed.value(x, np.broadcast_to(weights, (len(x), len(weights))))
         order = np.argsort(values, kind="stable")[:TRIED]
         if np.isfinite(values[order]).any():
@@ -135,7 +135,7 @@ def _coordinate_reach(posed: Problem) -> np.ndarray:
     """The width [K] of the range that each coordinate may sensibly take; for a linear term, the target's size."""
     ends = [(kind.how, kind.starts[::-1]) for kind in posed.law.params.values()]
     widths = [np.log(np.divide(*pair)) if how == "log" else np.subtract(*pair) for how, pair in ends]
-    return np.where(np.isfinite(widths), widths, posed.target.mean())
+    return np.where(np.isfinite(widths), widths, np.abs(posed.target).mean())
 
 
 def distinct_values(values: np.ndarray, tolerance: float = SAME) -> np.ndarray:
@@ -152,7 +152,7 @@ def merge_near_values(values: np.ndarray, rows: np.ndarray, tolerance: float = S
     merged, first = np.array(values, float), 0
     for i in range(1, len(order) + 1):
         if i == len(order) or values[order[i]] > values[order[first]] * (1 + tolerance):
-            merged[order[first:i]] = np.exp(np.log(values[order[first:i]]).mean())
+            merged[order[first:i]] = np.exp(np.log(values[order[first:i]]).mean()) if values[order[first]] > 0 else 0.0
             first = i
     return merged
 

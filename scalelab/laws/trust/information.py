@@ -132,7 +132,10 @@ def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     if len(N):
         return N * D
     leading = next((name for name in LEADING if name in columns), None)
-    return columns[leading] if leading else 1.0 / next(iter(columns.values()))
+    first = columns[leading] if leading else next(iter(columns.values()))
+    if not np.all(first > 0):  # shares of a mixture have no size
+        return np.ones(len(first))
+    return first if leading else 1.0 / first
 
 
 def orthonormal_basis(columns: np.ndarray) -> np.ndarray:
