@@ -43,7 +43,7 @@ TRUTHS = {
     },
     "parscale": {"E": 0.691, "A": 1.13e7, "alpha": 0.189, "k": 0.393},  # Chen et al. 2025, Stack-V2-Python
     "critical_batch": {"S_min": 2500.0, "B_crit": 300.0},
-    "timescale": {"c": 1.084, "m": -0.527},  # as Bergsma et al. 2025 report
+    "timescale": {"c": 1.084, "m": -0.527},  # of the size of Bergsma et al. 2025
     "weight_decay": {"c": 1.084, "m": -0.527},
     "vocabulary_normalised": {
         "E": 5.533, "A": 1.831 * 1e6**0.447, "V": 0.196 * 1e6**0.671, "B": 2.124 * 1e9**0.447,
