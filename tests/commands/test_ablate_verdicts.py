@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 
 from scalelab.__main__ import main
 from tests.commands.test_ablate import judge
@@ -98,6 +99,7 @@ def test_what_does_not_matter_is_said_and_worth_moves_it(tmp_path, capsys):
     assert "--worth=0.98" in error and "1 or more" in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_many_variants_are_judged_together(tmp_path, capsys):
     names = ("adamw", *(f"v{i}" for i in range(8)))
     both, wrong, alone = 0, 0, 0

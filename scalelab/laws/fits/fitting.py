@@ -56,8 +56,6 @@ def fit(
     `progress(what, done, of)` is called as resamples, left-out fits, simulated tables and profiles are done.
     BadInput for a table or a design to which the law can't be fitted, FitError if the optimum is not certain.
     """
-    if not 0 < level < 1:
-        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     start = time.process_time()
     law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = law_columns(table, law)
@@ -65,12 +63,9 @@ def fit(
     if bootstrap:
         uncertainty.check_resample_count(bootstrap, len(target))
     chosen = objective_lib.load_objective(objective, delta)
+    _check_options(law, chosen, level, weights is not None and holdout > 0)
     flops = flops_column(table, columns)
-    if law.signed and chosen.log:
-        raise BadInput(f"objective {objective}: {law.target} may be negative and has no log; huber is of its value")
     findings = _question_rows(law, columns, target, flops, chosen)
-    if weights is not None and holdout:
-        raise BadInput("--weights has no effect with --holdout: leave one out")
     posed, best, weighting = _solve(law, columns, target, chosen, weights)
     _refuse_useless(law, posed, best)
     dependence = _find_dependence(posed, best, table, cluster)
@@ -101,6 +96,15 @@ def fit(
         weights=weighting,
         wider=misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
     )
+
+
+def _check_options(law: Law, chosen: Objective, level: float, weights_held_out: bool) -> None:
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
+    if law.signed and chosen.log:
+        raise BadInput(f"objective {chosen.name}: {law.target} may be negative and has no log; huber is of its value")
+    if weights_held_out:
+        raise BadInput("--weights has no effect with --holdout: leave one out")
 
 
 def _refuse_useless(law: Law, posed: Problem, best: Optimum) -> None:

@@ -239,6 +239,7 @@ def test_the_ladder_takes_this_answer_as_its_rule(capsys, tmp_path):
         rules.find_rule(f"fitted:{tmp_path / 'fit.json'}", quickstart.get_config())
 
 
+@pytest.mark.full
 def test_its_figures_show_every_group_and_the_law(capsys, sweep, tmp_path):
     result = answer(capsys, sweep, *BEST_OF, f"--figures={tmp_path}")
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -64,6 +64,7 @@ def test_the_power_of_the_form_test_and_the_condition_of_verdicts_are_printed(ca
     assert 0.001 < loud < 0.01 and loud / calm == pytest.approx(10, rel=0.5)  # ten times the noise hides ten times more
 
 
+@pytest.mark.full
 def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
     """Kaplan's world: the profile of alpha is wider by far than the resamples' own errors say."""
     loss = ((8.8e13 / N) ** 0.8 + 5.4e13 / (C / (6 * N))) ** 0.095
@@ -98,6 +99,7 @@ def test_fewer_inside_than_by_chance_is_a_warning(capsys, tmp_path):
     assert "WARNING: fewer held-out rows are inside than by chance" in output
 
 
+@pytest.mark.full
 def test_groups_carry_the_misfit_into_ratios(capsys, tmp_path, monkeypatch):
     """Two optimizers on a bent truth: the factor of compute is as before, its interval wider."""
     lines = ["N,D,loss,opt"]

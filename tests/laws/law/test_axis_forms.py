@@ -58,7 +58,10 @@ CASES = [  # law, columns, noise, headers
     ("timescale", {"M": np.geomspace(4, 640, 16)}, 0.05, {"M": "M", "tau": "tau_EMA"}),
     ("weight_decay", DECAYS, 0.05, {"N": "params", "D": "tokens", "lr": "learning_rate", "weight_decay": "wd"}),
     ("parscale", PARSCALE, 0.001, {"N": "num_params", "P": "parallel_size"}),
-    ("vocabulary_normalised", VOCABULARIES, 0.003, {"N": "Non_vocab_parameters", "N_v": "vocab params", "D": "tokens"}),
+    pytest.param(
+        "vocabulary_normalised", VOCABULARIES, 0.003,
+        {"N": "Non_vocab_parameters", "N_v": "vocab params", "D": "tokens"}, marks=pytest.mark.full,
+    ),
     ("mixture5", dict(zip(DOMAINS, SHARES, strict=True)), 0.003, {r: f"proportion_domain_{r[1]}" for r in DOMAINS}),
     pytest.param(
         "broken_power_2", {"C": np.geomspace(1e16, 1e25, 120)}, 5e-4, {"C": "compute"}, marks=pytest.mark.slow
@@ -129,6 +132,7 @@ def test_two_breaks_far_apart_are_three_slopes():
     np.testing.assert_allclose(law({"C": C}, t | {"shift_2": 0.0}), load_law("broken_power")({"C": C}, single))
 
 
+@pytest.mark.full
 def test_a_normalised_loss_has_no_log_and_held_out_rows_have_their_scores(capsys, tmp_path):
     law, truth = "vocabulary_normalised", TRUTHS["vocabulary_normalised"]
     assert (load_law(law)(VOCABULARIES, truth) < 0).all()

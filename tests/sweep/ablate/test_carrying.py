@@ -68,6 +68,7 @@ def ablate(tmp_path, capsys):
     return run
 
 
+@pytest.mark.full
 def test_values_are_carried_near_the_best_of_every_rung_also_where_the_losses_hardly_bend(ablate):
     folder, printed = ablate(measured)
     tuned = {side["name"]: side for side in json.loads((folder / "tuned.json").read_text())["sides"]}["qk"]

@@ -52,6 +52,7 @@ def test_the_plan_says_that_three_budgets_cannot_predict_the_third(capsys):
         assert planned(capsys, *options, **given)["limits"] == []
 
 
+@pytest.mark.full
 def test_the_study_says_it_before_its_first_run_and_then_the_power_by_its_own_noise(tmp_path, capsys):
     with runs_ended_at(loss_of) as names:
         assert main(arguments("--untuned", f"--workdir={tmp_path / 'three'}")) == 0
@@ -64,6 +65,7 @@ def test_the_study_says_it_before_its_first_run_and_then_the_power_by_its_own_no
     assert plan["noise"] == pytest.approx(0.0138, rel=0.3) and plan["correlation"] == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.full
 def test_a_study_in_which_nothing_scatters_ends(tmp_path):
     factors = {"plain": 1.0, "qk_norm": 1.3}
 
