@@ -83,8 +83,15 @@ class Discrepancy:
 
     def along(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Delta [R], each draw at a point of its own: columns [R]."""
+        return np.sum(self.weights * self._own_features(columns), axis=1)
+
+    def beside(self, columns: Mapping[str, Any]) -> np.ndarray:
+        """Delta [R, G], each draw at G points of its own: columns [R, G]."""
+        return np.einsum("rf,rgf->rg", self.weights, self._own_features(columns))
+
+    def _own_features(self, columns: Mapping[str, Any]) -> np.ndarray:
         features = [self.basis.features(columns, length) for length in LENGTHS]
-        return np.sum(self.weights * np.choose(self.length[:, None], features), axis=1)
+        return np.choose(self.length.reshape(-1, *[1] * (features[0].ndim - 1)), features)
 
     def correct(self, values: np.ndarray, delta: np.ndarray) -> np.ndarray:
         """The law's values with delta."""

@@ -8,7 +8,7 @@ Legend: P points, K parameters, R random orders.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,13 +87,17 @@ def make_basis(columns: Mapping[str, np.ndarray], group: str = "") -> Basis | No
     names = tuple(name for name, values in logs.items() if np.std(values) > 0)
     if not names:
         return None
-    centre = np.array([logs[name].mean() for name in names])
-    random = np.random.default_rng(0)
-    basis = Basis(names, centre, random.standard_normal((len(names), FREQUENCIES)))
+    basis, random = place_basis(names, [float(logs[name].mean()) for name in names])
     if not group:
         return basis
     marks = GROUP_DISTANCE * random.standard_normal((int(columns[group].max()), FREQUENCIES))
     return basis._replace(group=group, marks=marks)
+
+
+def place_basis(names: Sequence[str], centre: Sequence[float]) -> tuple[Basis, np.random.Generator]:
+    """The basis of columns `names` about `centre`, which is the same each time, and the generator that it came from."""
+    random = np.random.default_rng(0)
+    return Basis(tuple(names), np.array(centre), random.standard_normal((len(names), FREQUENCIES))), random
 
 
 def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = None, seed: int = 0) -> FormTest | None:

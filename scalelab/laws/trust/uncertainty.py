@@ -18,6 +18,7 @@ from scalelab.laws.solve.problem import Problem
 from scalelab.laws.solve.refit import SEEDED, join_solutions, refit_moved, refit_weighted, unfit_reasons
 from scalelab.laws.trust.dependence import Dependence, simulate_refits
 from scalelab.laws.trust.discrepancy import Discrepancy
+from scalelab.laws.trust.stored_misfit import draws_to_json
 
 Progress = Callable[[str, int, int], None]  # (what, pieces done, of how many)
 
@@ -66,10 +67,11 @@ class Bootstrap:
         return warnings
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values; `draws` holds the parameters of at most HANDED_ON evenly chosen resamples."""
+        """As plain JSON values; `draws` and `misfit` are those of at most HANDED_ON evenly chosen resamples."""
         some = np.linspace(0, self.used - 1, min(self.used, HANDED_ON)).astype(int)
         return {
             "draws": {name: [float(f"{value:.9g}") for value in values[some]] for name, values in self.params.items()},
+            "misfit": draws_to_json(self.misfit, some) if self.misfit else None,
             "requested": self.requested,
             "used": self.used,
             "failed": self.failed,

@@ -15,11 +15,13 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust.discrepancy import Discrepancy
 from scalelab.laws.trust.uncertainty import Bootstrap, central_interval, predict_run
 
 SIZES = 400  # grid points of log N for laws without a closed form
 CLOSER = np.linspace(-1.5, 1.5, 100)  # a finer grid about the lowest of these, in their steps
 BELOW = (-10.0, 1.0, 60)  # grid of log N about the best size of a larger budget: from, to, points
+NEAR, NEAR_SIZES = 30.0, 81  # the same about the best size of the law alone, where each law has a budget of its own
 SPAN = 1e4  # the grid spans this factor around sqrt(C / k) on both sides: D/N from 1e-8 to 1e8
 
 
@@ -140,7 +142,7 @@ def decide_allocation(
         raise FitError(
             f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried"
         )
-    spread = _sizes_with_misfit(law, boot, C, k, held)
+    spread = sizes_with_misfit(law, boot.params, boot.misfit, C, k, held)
     tokens = C / (k * point)
     loss = predict_run(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
     sound = np.isfinite(spread) & (spread > 0)
@@ -167,19 +169,34 @@ def _interval_about(value: float, draws: np.ndarray, level: float) -> Interval:
     return Interval(value, min(low, value), max(high, value))
 
 
-def _sizes_with_misfit(law: Law, boot: Bootstrap, C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
+def sizes_with_misfit(
+    law: Law, draws: Mapping[str, np.ndarray], misfit: Discrepancy | None, C: float, k: float,
+    held: Mapping[str, float],
+) -> np.ndarray:  # fmt: skip
     """The best size [R] of each resampled law times its misfit; as of the law alone where that has no best size."""
-    spread = optimal_size(law, boot.params, C, k, held)
-    if not boot.misfit:
-        return spread
+    spread = optimal_size(law, draws, C, k, held)
     sound = np.isfinite(spread) & (spread > 0)
-    if not sound.any():
+    if misfit is None or not sound.any():
         return spread
     log_n = np.median(np.log(spread[sound])) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
-    params = {name: values[:, None] for name, values in boot.params.items()}
+    params = {name: values[:, None] for name, values in draws.items()}
     loss = losses_at_budget(law, params, np.exp(log_n), C, k, held)
-    loss = boot.misfit.correct(loss, boot.misfit.at(split_columns(np.exp(log_n), C, k, held)))
+    loss = misfit.correct(loss, misfit.at(split_columns(np.exp(log_n), C, k, held)))
     sizes = np.exp(_parabola_minimum(np.broadcast_to(log_n, loss.shape), loss))
+    return np.where(sound & ~np.isnan(sizes), sizes, spread)
+
+
+def each_size_with_misfit(
+    law: Law, draws: Mapping[str, np.ndarray], misfit: Discrepancy, C: np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """As `sizes_with_misfit`, each law at a budget of its own, C [R], near the best size of the law alone."""
+    spread = optimal_size(law, draws, C, k, held)
+    sound = np.isfinite(spread) & (spread > 0) & np.isfinite(C)
+    log_n = np.log(np.where(sound, spread, 1.0))[:, None] + np.linspace(-np.log(NEAR), np.log(NEAR), NEAR_SIZES)
+    params = {name: values[:, None] for name, values in draws.items()}
+    columns = split_columns(np.exp(log_n), np.where(sound, C, 1.0)[:, None], k, held)
+    loss = misfit.correct(law(columns, params), misfit.beside(columns))
+    sizes = np.exp(_parabola_minimum(log_n, loss))
     return np.where(sound & ~np.isnan(sizes), sizes, spread)
 
 

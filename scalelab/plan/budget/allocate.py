@@ -166,8 +166,10 @@ def book_intervals(book: LawBook, **values: np.ndarray) -> dict[str, Interval]:
 def _central_interval(book: LawBook, values: np.ndarray) -> Interval:
     if book.level is None or not np.isfinite(values[0]):
         return None
-    low, high = (float(end) if np.isfinite(end) else None for end in central_interval(values[1:], book.level))
-    return low, high
+    low, high = central_interval(values[1:], book.level)
+    if book.misfit:  # as `decision.decide_allocation`: it holds the value, where the law misses on one side
+        low, high = min(low, values[0]), max(high, values[0])
+    return tuple(float(end) if np.isfinite(end) else None for end in (low, high))  # type: ignore[return-value]
 
 
 def _make_allocation(

@@ -8,6 +8,7 @@ import numpy as np
 
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
+from scalelab.laws.trust.discrepancy import Discrepancy
 from scalelab.laws.use import decision
 
 EXTRAPOLATED = 10.0  # times the dearest run behind a law, beyond which a note says that it is extrapolated
@@ -24,7 +25,8 @@ class PowerLawSplit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LawBook:
-    """A law to plan by. `params`: one array [R] each; `level`: of the intervals, None if there are none.
+    """A law to plan by. `params`: one array [R] each; `level`: of the intervals, None if there are none. `misfit`: what
+    a fitted law may get wrong, a draw for each row but the first.
 
     `surface` gives the loss in nats per token. `split`, if set, gives N instead of the surface's minimum. `held`: other
     columns of the surface (unique tokens). `largest_flops`: cost of the dearest run behind the law, if known.
@@ -42,6 +44,7 @@ class LawBook:
     held: Mapping[str, float] = dataclasses.field(default_factory=dict)
     largest_flops: float | None = None
     notes: tuple[str, ...] = ()
+    misfit: Discrepancy | None = None
 
     @property
     def rows(self) -> int:
@@ -50,7 +53,9 @@ class LawBook:
 
     def first(self, rows: int) -> "LawBook":
         """This law with its first `rows` rows."""
-        return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
+        misfit = self.misfit.select(np.arange(min(rows, self.rows) - 1)) if self.misfit else None
+        params = {name: values[:rows] for name, values in self.params.items()}
+        return dataclasses.replace(self, params=params, misfit=misfit)
 
     def beyond(self, flops: float) -> tuple[str, ...]:
         """A note if a budget is far beyond the runs behind the law, else ()."""
@@ -66,14 +71,27 @@ class LawBook:
         if self.split:
             return self.split.size * (C / self.split.flops) ** np.array(self.split.exponents)
         with np.errstate(invalid="ignore"):  # infinite in rows whose law has no answer for any budget
-            return decision.optimal_size(self.surface, self.params, C, self.k, self.held)
+            sizes = decision.optimal_size(self.surface, self.params, C, self.k, self.held)
+            if self.misfit is None:
+                return sizes
+            law, draws = self.surface, {name: values[1:] for name, values in self.params.items()}
+            if np.all(C[0] == C):
+                moved = decision.sizes_with_misfit(law, draws, self.misfit, float(C[0]), self.k, self.held)
+            else:
+                moved = decision.each_size_with_misfit(law, draws, self.misfit, C[1:], self.k, self.held)
+            return np.append(sizes[0], moved)
 
     def loss(self, N: Any, D: Any) -> np.ndarray:
         """Loss [R] of N parameters after D tokens, each one or [R]."""
         N, D = np.broadcast_arrays(np.asarray(N, float), np.asarray(D, float))
         with np.errstate(all="ignore"):  # a law without a finite value keeps nan or inf
             columns = {**self.held, "N": N, "D": D, "C": self.k * N * D, "M": D / N}
-        return np.broadcast_to(self.surface(columns, self.params), (self.rows,))
+        values = np.broadcast_to(self.surface(columns, self.params), (self.rows,))
+        if self.misfit is None:
+            return values
+        rows = {name: np.broadcast_to(column, (self.rows,))[1:] for name, column in columns.items()}
+        with np.errstate(all="ignore"):
+            return np.append(values[0], self.misfit.correct(values[1:], self.misfit.along(rows)))
 
 
 def constant_params(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:

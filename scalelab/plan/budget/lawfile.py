@@ -10,6 +10,7 @@ from scalelab.errors import BadInput, quote_path
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.names import LAWS, load_law
+from scalelab.laws.trust.stored_misfit import read_draws
 from scalelab.plan.budget.book import LawBook, PowerLawSplit, constant_params, stack_draws
 from scalelab.untrusted.documents import read_document
 
@@ -49,10 +50,14 @@ def _read_surface(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:
     if missing := [name for name in law.params if name not in content["params"]]:
         raise BadInput(f"--law={path}: params lack {', '.join(missing)} of law {law.name!r}")
     point = {name: float(content["params"][name]) for name in law.params}
-    draws = (content.get("bootstrap") or {}).get("draws") or {}
+    resamples = content.get("bootstrap") or {}
+    draws = resamples.get("draws") or {}
+    misfit = read_draws(resamples["misfit"]) if resamples.get("misfit") else None
     has_draws = set(law.params) <= set(draws)
     level = content.get("interval_level", 0.9)
     count = len(next(iter(draws.values()))) if has_draws else 0
+    if misfit and len(misfit.length) != count:
+        raise BadInput(f"--law={path}: bootstrap.misfit has {len(misfit.length)} draws, and bootstrap.draws {count}")
     return LawBook(
         name=str(path),
         source=f"{path}: {content['law']} fitted to {content['n_rows']} runs" if "n_rows" in content else str(path),
@@ -63,6 +68,7 @@ def _read_surface(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:
         surface=law,
         params=stack_draws(point, draws) if has_draws else constant_params(point),
         level=level if has_draws else None,
+        misfit=misfit,
         k=float(content.get("flops_per_param_token", FLOPS_PER_PARAM_TOKEN)),
         notes=tuple(map(str, content.get("warnings", ()))),
     )

@@ -254,6 +254,15 @@ def test_a_users_own_fit(tmp_path):
     assert answer.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-6)
     assert answer.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-6)
     assert answer.level == 0.9 and answer.n_convention == "column 'Model Size'"
+    backwards = allocate_budget(tokens=answer.d, law=str(path))  # each resample's own budget
+    assert backwards.flops == pytest.approx(1e23, rel=1e-3)
+    low, high = backwards.intervals["n"]
+    assert low <= backwards.n <= high < 10 * low
+    content = json.loads(path.read_text())
+    content["bootstrap"]["misfit"]["weights"] = [[0.0]] * len(content["bootstrap"]["misfit"]["length"])
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match="another shape"):
+        allocate_budget(flops=1e23, law=str(path))
 
 
 @pytest.mark.slow
