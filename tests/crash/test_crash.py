@@ -31,7 +31,7 @@ from tests.crash.trainer import (
 # (cue, steps that stand when it struck)
 DEATHS = [
     (Cue(r"rename .*/4\.tmp/state\.orbax"), []),  # the first save: before Orbax's own commit
-    (Cue(r"open .*/4\.tmp/manifest"), []),  # before the manifest
+    (Cue(r"open .*/4\.tmp/\.manifest"), []),  # before the manifest
     (Cue(r"rename .*/4\.tmp$"), []),  # manifest written, not committed
     (Cue(r"mkdir .*/8\.tmp$"), [4]),  # before the second save's first operation
     (Cue(r"/4/state/", 2, "read"), [4]),  # while checking the bytes that it resumes from
