@@ -89,7 +89,7 @@ def _end_some_early(spec: Spec, rows: list[Row], random: np.random.Generator) ->
     for word, count, effect in spec.get("state", {}).get("others", []):
         for _ in range(count):
             model = rows[int(random.integers(len(rows)))]
-            value = f"{float(model['loss']) * random.uniform(1.15, 1.8):.5f}" if effect == "worse" else effect
+            value = f"{float(model['loss'] or 'nan') * random.uniform(1.15, 1.8):.5f}" if effect == "worse" else effect
             name = f"gpt-x{int(random.integers(1000)):03d}"
             extra = model | {"run": name, "group": name, "state": word, "loss": value}
             rows.insert(int(random.integers(len(rows) + 1)), extra)

@@ -29,13 +29,15 @@ USUAL_NAMES = {
         "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters "
         "number_of_parameters number_of_params params_count active_params active_parameters parameters_active "
         "non_vocab_parameters non_vocab_params "
-        "parameters_total total_n_params trainable_params trainable_parameters size_params"
+        "parameters_total total_n_params trainable_params trainable_parameters size_params "
+        "no_of_parameters no_of_params"
     ),
     "D": (
         "tokens n_tokens num_tokens train_tokens training_tokens tokens_total total_tokens tokens_seen "
         "token_count tokens_trained trained_tokens tokens_processed tokens_consumed consumed_tokens seen_tokens "
         "number_of_tokens number_of_training_tokens n_train_tokens num_train_tokens n_training_tokens "
-        "num_training_tokens total_train_tokens total_training_tokens tokens_train dataset_tokens data_tokens"
+        "num_training_tokens total_train_tokens total_training_tokens tokens_train dataset_tokens "
+        "data_tokens no_of_tokens"
     ),
     "C": (
         "flops flop n_flops train_flops train_flop training_flops training_flop total_flops flops_total compute "
@@ -86,7 +88,7 @@ MOST_LIKE = 4
 # What MLflow, W&B and others write before the name of a value.
 TRACKER_PREFIX = re.compile(
     r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
-    r"data|perf|throughput|stats|progress)[./:]+)+",
+    r"data|perf|throughput|stats|progress|eval|evaluation|val|valid|validation)[./:]+)+",
     re.IGNORECASE,
 )
 FIELD_EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}

@@ -52,9 +52,9 @@ def numbers(result):
 
 
 def test_five_spellings_of_every_header_change_no_digit(capsys, tmp_path):
-    sizes = ("params", "N Params", "Model Size", "config.n_params", "Parameters")
-    tokens = ("tokens", "Train Tokens", "tokens_seen", "params.total_tokens", "Training-Tokens")
-    losses = ("val_loss", "val/loss", "Final Loss", "metrics.eval_loss", "Validation Loss")
+    sizes = ("params", "N Params", "Model Size", "config.n_params", "No. of Parameters")
+    tokens = ("tokens", "Train Tokens", "tokens_seen", "params.total_tokens", "No. of Tokens")
+    losses = ("val_loss", "eval/val_loss", "Final Loss", "metrics.eval_loss", "Validation Loss")
     results = []
     for name, size, token, loss in zip(NAMES, sizes, tokens, losses, strict=True):
         path = write(tmp_path / "t.csv", f"{name},{size},{token},{loss}", (row[:4] for row in runs()))
