@@ -148,7 +148,9 @@ def decide_allocation(
     sound = np.isfinite(spread) & (spread > 0)
     if not sound.any():
         raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
-    wasted = _waste_with_misfit(law, boot, sound, point, spread, C, k, held)
+    draws = {name: values[sound] for name, values in boot.params.items()}
+    misfit = boot.misfit.select(np.flatnonzero(sound)) if boot.misfit else None
+    wasted = waste_with_misfit(law, draws, misfit, point, spread[sound], C, k, held)
     with np.errstate(divide="ignore"):
         tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
     return Decision(
@@ -200,22 +202,23 @@ def each_size_with_misfit(
     return np.where(sound & ~np.isnan(sizes), sizes, spread)
 
 
-def _waste_with_misfit(
-    law: Law, boot: Bootstrap, sound: np.ndarray, point: float, spread: np.ndarray, C: float, k: float,
-    held: Mapping[str, float],
+def waste_with_misfit(
+    law: Law, draws: Mapping[str, np.ndarray], misfit: Discrepancy | None, point: float, spread: np.ndarray, C: float,
+    k: float, held: Mapping[str, float],
 ) -> np.ndarray:  # fmt: skip
-    """`wasted_share` [R] of the `sound` draws; the misfit's gap in loss is made up along the law's own optimum."""
-    params = {name: values[sound] for name, values in boot.params.items()}
-    if not boot.misfit:
-        return wasted_share(law, params, point, spread[sound], C, k, held)
-    misfit = boot.misfit.select(np.flatnonzero(sound))
-    best = optimal_size(law, params, C, k, held)
+    """`wasted_share` [R] by each resampled law times its misfit, whose best sizes are `spread` [R].
+
+    The misfit's gap in loss is made up along the law's own optimum.
+    """
+    if misfit is None:
+        return wasted_share(law, draws, point, spread, C, k, held)
+    best = optimal_size(law, draws, C, k, held)
     chosen, lowest = (
-        misfit.correct(losses_at_budget(law, params, N, C, k, held), misfit.along(split_columns(N, C, k, held)))
-        for N in (np.full_like(best, point), spread[sound])
+        misfit.correct(losses_at_budget(law, draws, N, C, k, held), misfit.along(split_columns(N, C, k, held)))
+        for N in (np.full_like(best, point), spread)
     )
-    reached = losses_at_budget(law, params, best, C, k, held) * np.maximum(chosen / lowest, 1.0)
-    return _share_below(law, params, reached, best, C, k, held)
+    reached = losses_at_budget(law, draws, best, C, k, held) * np.maximum(chosen / lowest, 1.0)
+    return _share_below(law, draws, reached, best, C, k, held)
 
 
 def check_held_columns(law: Law, held: Mapping[str, float]) -> None:

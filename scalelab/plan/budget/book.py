@@ -81,6 +81,18 @@ class LawBook:
                 moved = decision.each_size_with_misfit(law, draws, self.misfit, C[1:], self.k, self.held)
             return np.append(sizes[0], moved)
 
+    def wasted_share(self, params: float, N: np.ndarray, C: float) -> np.ndarray:
+        """The share [R] of C that a model of `params` parameters wastes, where N [R] are the best (`best_size`)."""
+        if self.misfit is None:
+            return decision.wasted_share(self.surface, self.params, params, N, C, self.k, self.held)
+        first, draws = (
+            {name: values[rows] for name, values in self.params.items()} for rows in (slice(1), slice(1, None))
+        )
+        return np.append(
+            decision.wasted_share(self.surface, first, params, N[:1], C, self.k, self.held),
+            decision.waste_with_misfit(self.surface, draws, self.misfit, params, N[1:], C, self.k, self.held),
+        )
+
     def loss(self, N: Any, D: Any) -> np.ndarray:
         """Loss [R] of N parameters after D tokens, each one or [R]."""
         N, D = np.broadcast_arrays(np.asarray(N, float), np.asarray(D, float))

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.use import decision
 from scalelab.plan.budget import lawbook
 from scalelab.plan.budget.allocate import Interval, best_sizes, book_intervals, plain_numbers
 
@@ -61,7 +60,7 @@ def assess_overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT
     notes = book.notes
     if book.split is None:
         given_away = loss - best_loss
-        wasted = decision.wasted_share(book.surface, book.params, params, N, C, book.k, book.held)
+        wasted = book.wasted_share(params, N, C)
     else:
         notes += (f"law {book.name} splits by a power law: what the run gives away is not said",)
     facts = {

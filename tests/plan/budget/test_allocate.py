@@ -254,6 +254,8 @@ def test_a_users_own_fit(tmp_path):
     assert answer.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-6)
     assert answer.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-6)
     assert answer.level == 0.9 and answer.n_convention == "column 'Model Size'"
+    best = assess_overtraining(decided["N"], decided["D"], str(path))
+    assert best.intervals["waste"][1] == pytest.approx(decided["intervals"]["waste"][1], abs=1e-6)
     backwards = allocate_budget(tokens=answer.d, law=str(path))  # each resample's own budget
     assert backwards.flops == pytest.approx(1e23, rel=1e-3)
     low, high = backwards.intervals["n"]
