@@ -3,7 +3,13 @@
 import itertools
 from typing import Any, NamedTuple
 
-from scalelab.diagnose.checks import alarms, data, live, optimizer, precision, rates, resume, scales, spikes, throughput
+from scalelab.diagnose.checks.code import live
+from scalelab.diagnose.checks.course import alarms, spikes
+from scalelab.diagnose.checks.leaves import scales
+from scalelab.diagnose.checks.logged import resume, throughput
+from scalelab.diagnose.checks.read import data
+from scalelab.diagnose.checks.settings import rates
+from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Verdict
 

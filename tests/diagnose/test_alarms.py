@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 
-from scalelab.diagnose.checks.spikes import check_spikes
+from scalelab.diagnose.checks.course.spikes import check_spikes
 from scalelab.diagnose.rank import diagnose
 from tests.diagnose import test_data_checks
 from tests.diagnose.evidences import causes, doctor, healthy

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from scalelab.diagnose.checks.optimizer import largest_update
+from scalelab.diagnose.checks.state.optimizer import largest_update
 from scalelab.diagnose.probes.communication import Operation, read_operations, share_of_communication
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.rank import diagnose

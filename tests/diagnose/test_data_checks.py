@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from scalelab.diagnose.checks.bigrams import window_scores
-from scalelab.diagnose.checks.data import check_data, check_repetition, check_too_good
+from scalelab.diagnose.checks.read.bigrams import window_scores
+from scalelab.diagnose.checks.read.data import check_data, check_repetition, check_too_good
 from scalelab.diagnose.sample import DataSample
 from tests.diagnose.evidences import healthy
 

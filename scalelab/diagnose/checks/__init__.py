@@ -1,1 +1,1 @@
-"""Checks, one family of causes a file: pure functions from the evidence to verdicts and gaps."""
+"""Checks, a folder for each part of the contract: pure functions from the evidence to verdicts and gaps."""

@@ -1,11 +1,11 @@
 """Judge the guard's alarms in the logbook: it sees every step, also those between two logged lines.
 
-`incidents` are the stretches of flagged losses; `checks/spikes.py` names their cause. The other alarms are judged here.
+`incidents` are the stretches of flagged losses; `checks/course/spikes.py` names their cause. The other alarms are judged here.
 """
 
 from typing import NamedTuple
 
-from scalelab.diagnose.checks.rates import SHORT_WARMUP
+from scalelab.diagnose.checks.settings.rates import SHORT_WARMUP
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import SIGMAS
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict

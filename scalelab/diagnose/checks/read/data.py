@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scalelab.diagnose.checks.bigrams import (
+from scalelab.diagnose.checks.read.bigrams import (
     REPETITIVE,
     count_pairs,
     describe_windows,

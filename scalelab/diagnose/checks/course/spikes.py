@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from scalelab.diagnose.checks import alarms, outliers
-from scalelab.diagnose.checks.rates import RESTARTING
+from scalelab.diagnose.checks.course import alarms
+from scalelab.diagnose.checks.read import outliers
+from scalelab.diagnose.checks.settings.rates import RESTARTING
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import (
     MAD_TO_SIGMA,

@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from scalelab.diagnose.checks.bigrams import OUTLIER, REPETITIVE, bigram_scores, count_pairs, describe_windows
+from scalelab.diagnose.checks.read.bigrams import OUTLIER, REPETITIVE, bigram_scores, count_pairs, describe_windows
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import MAD_TO_SIGMA
 
 MOST_BATCHES = 64  # most batches read of a stretch
-LEAST_SCORE = 0.25  # nats a token that a batch's mean is from the corpus's, as for blocks of windows (checks/data.py)
+LEAST_SCORE = (
+    0.25  # nats a token that a batch's mean is from the corpus's, as for blocks of windows (checks/read/data.py)
+)
 ODD_ROWS = 0.25  # share of a batch's sequences
 
 

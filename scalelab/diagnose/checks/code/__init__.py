@@ -1,0 +1,1 @@
+"""Is the program that trains the one that was meant? Direct tests of the code."""

@@ -1,0 +1,1 @@
+"""What did the loss do: spikes, and the guard's alarms?"""

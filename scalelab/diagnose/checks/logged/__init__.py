@@ -1,0 +1,1 @@
+"""Is what was logged and saved true of the run?"""

@@ -1,0 +1,1 @@
+"""Is what the run read what it should have read?"""

@@ -1,0 +1,1 @@
+"""Do the settings suit the run?"""

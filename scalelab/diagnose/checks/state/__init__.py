@@ -1,0 +1,1 @@
+"""Is the state of the optimizer, and its number formats, sound?"""
