@@ -1,6 +1,7 @@
 """Judge the guard's alarms in the logbook: it sees every step, also those between two logged lines.
 
-`incidents` are the stretches of flagged losses; `checks/course/spikes.py` names their cause. The other alarms are judged here.
+`incidents` are the stretches of flagged losses; `checks/course/spikes.py` names their cause. The other alarms
+are judged here.
 """
 
 from typing import NamedTuple

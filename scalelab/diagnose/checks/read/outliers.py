@@ -7,9 +7,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import MAD_TO_SIGMA
 
 MOST_BATCHES = 64  # most batches read of a stretch
-LEAST_SCORE = (
-    0.25  # nats a token that a batch's mean is from the corpus's, as for blocks of windows (checks/read/data.py)
-)
+LEAST_SCORE = 0.25  # nats a token that a batch's mean is from the corpus's, as for blocks of windows (data.py)
 ODD_ROWS = 0.25  # share of a batch's sequences
 
 
