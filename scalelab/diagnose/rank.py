@@ -11,7 +11,7 @@ from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Gap, Verdict
+from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
 FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, throughput)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
@@ -25,16 +25,18 @@ BRINGS_ABOUT = {
 
 
 class Diagnosis(NamedTuple):
-    """Verdicts, the likeliest first, and gaps. A run without a verdict is healthy by its signals."""
+    """Verdicts, the likeliest first, gaps, and what was judged. A run without a verdict is healthy by its signals."""
 
     verdicts: list[Verdict]
     gaps: list[Gap]
+    judged: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain JSON."""
         return {
             "verdicts": [verdict._asdict() for verdict in self.verdicts],
             "gaps": [gap._asdict() for gap in self.gaps],
+            "judged": self.judged,
         }
 
 
@@ -47,7 +49,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         if verdict.cause not in best or verdict.score > best[verdict.cause].score:
             best[verdict.cause] = verdict
     gaps = [finding for finding in findings if isinstance(finding, Gap) and finding.cause not in best]
-    return Diagnosis(rank_verdicts(list(best.values())), gaps)
+    judged = dict.fromkeys(finding.what for finding in findings if isinstance(finding, Judged))
+    return Diagnosis(rank_verdicts(list(best.values())), gaps, list(judged))
 
 
 def rank_verdicts(verdicts: list[Verdict]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Results of checks: a verdict with its evidence, or a gap if the run lacks the signal to judge by."""
+"""Results of checks: verdicts with their evidence, what was judged, and gaps where a signal to judge by is missing."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,13 @@ class Gap(NamedTuple):
     anyway: str = ""
 
 
-Findings = Sequence[Verdict | Gap]
+class Judged(NamedTuple):
+    """What a check asked of this run and could answer, in the words of the contract ("rows of a batch differ")."""
+
+    what: str
+
+
+Findings = Sequence[Verdict | Gap | Judged]
 
 
 def make_verdict(
