@@ -49,7 +49,8 @@ class Case(NamedTuple):
     `edits` fork the package while the run trains, and while it is judged unless `judged_clean` (then the fault is in
     the past: an older version, another machine). With `later` the run is first trained to `stop_at` and then goes on
     with these values and `later_edits` instead. `doctor`: a function of `doctored.py` that edits the finished folder.
-    `devices`: CPU devices of the process. `prepared`: data are two prepared sources, a and b. `question`: a cause that
+    `without`: values of the run that harm is measured against, beside the edits left out; None: nothing to compare
+    with (`harm` says why). `devices`: CPU devices of the process. `prepared`: data are two prepared sources, a and b. `question`: a cause that
     may fairly be asked of a healthy run.
     """
 
@@ -65,6 +66,7 @@ class Case(NamedTuple):
     later_options: tuple[str, ...] = ()
     stop_at: int = 0
     doctor: str = ""
+    without: Mapping[str, Any] | None = {}
     devices: int = 1
     prepared: bool = False
     live: bool = True

@@ -85,6 +85,11 @@ def many_blanks(path):
         yield bytes(len(text)) if number % 2 else text
 
 
+def library_of(path):
+    """A healthy corpus: Python's own modules."""
+    yield from library(200)
+
+
 def templates(path):
     """The same licence text again and again, with another name and year in each."""
     for number, text in enumerate(library(60)):

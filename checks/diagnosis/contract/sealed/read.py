@@ -47,7 +47,7 @@ CASES = (
     Case(
         "reprints", "read", "each text six times, with a few words changed",
         Answer(("duplicate", "near", "copies", "repeat")), {"data.source": "mine:reprints"}, SIZES, seed=45,
-        harm="a validation loss that is too good, as copies are on both sides",
+        without=None, harm="a validation loss that is too good, as copies are on both sides",
     ),
     Case(
         "trained on what is held out", "read", "the training batches come from the validation split",
