@@ -3,9 +3,9 @@
     python -m checks.diagnosis.contract [--half=open|sealed] [--only=NAME;NAME] [--line=code] [--sizes=1] [--harm]
         [--workdir=runs/contract] [--json[=PATH]]
 
-Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault and the
-run without it over two seeds. A whole half at both sizes takes over an hour of CPU; it writes contract_HALF.json and .md
-into checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
+Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
+the run without it, over two seeds. A whole half at both sizes takes an hour of CPU; it writes contract_HALF.json and
+.md into checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
 """
 
 import pathlib
@@ -72,9 +72,7 @@ def _chosen(options: Any, cases: Mapping[str, Case]) -> list[Case]:
     for name in asked:
         if name not in cases:
             raise BadInput(f"--only: no case {name!r} in {options.half}{nearest_hint(name, cases)}")
-    return [
-        case for name, case in cases.items() if (not asked or name in asked) and options.line in (None, case.line)
-    ]
+    return [case for name, case in cases.items() if (not asked or name in asked) and options.line in (None, case.line)]
 
 
 def _row(options: Any, case: Case, number: int) -> dict[str, Any]:
@@ -128,7 +126,13 @@ def format_page(result: Mapping[str, Any]) -> str:
         f"{result['silent']}, wrong knob {result['wrong_knobs']}; {result['healthy_runs']} healthy runs, alarms "
         f"{result['alarms']}; failed {result['failed']}."
     )
-    lines = [f"# Cases of the contract, {result['half']} half", "", f"`{result['command']}`, {result['date']}", "", counts]
+    lines = [
+        f"# Cases of the contract, {result['half']} half",
+        "",
+        f"`{result['command']}`, {result['date']}",
+        "",
+        counts,
+    ]
     lines += ["", *markdown_table(FAULT_COLUMNS, map(_fault_cells, faults)), "", "## Healthy runs", ""]
     lines += markdown_table(("run", "loss", "findings", "fair question"), map(_healthy_cells, healthy))
     return "\n".join([*lines, ""])
@@ -142,7 +146,14 @@ def _first(row: Mapping[str, Any]) -> str:
 
 def _fault_cells(row: Mapping[str, Any]) -> list[str]:
     harm = row.get("harm")
-    cells = [row["name"], row["line"], str(row["size"]), _loss(row), "-" if harm is None else f"{harm:+.3f}", _first(row)]
+    cells = [
+        row["name"],
+        row["line"],
+        str(row["size"]),
+        _loss(row),
+        "-" if harm is None else f"{harm:+.3f}",
+        _first(row),
+    ]
     return [*cells, str(row.get("place") or "-"), ", ".join(row.get("wrong_knobs", ())) or "-"]
 
 

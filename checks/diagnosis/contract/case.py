@@ -33,9 +33,9 @@ class Edit(NamedTuple):
 class Answer(NamedTuple):
     """What a right answer says of a fault.
 
-    The first finding is right if one of `words` stands in its cause or sentence, whatever its case, and its knob has
-    none of `wrong` in it. `knobs`: parts of the keys that would help, any of which may be named; (): the fault is in
-    code or data, so a knob of the config is not asked for.
+    The first finding is right if one of `words` begins a word of its cause or sentence, whatever its case, and its knob
+    has none of `wrong` in it. `knobs`: parts of the keys that would help, any of which may be named; (): the fault is
+    in code or data, so a knob of the config is not asked for.
     """
 
     words: tuple[str, ...]
@@ -47,11 +47,11 @@ class Case(NamedTuple):
     """One case. `line` of the contract, or `healthy`, which has no `answer`.
 
     `edits` fork the package while the run trains, and while it is judged unless `judged_clean` (then the fault is in
-    the past: an older version, another machine). With `later` the run is first trained to `stop_at` and then goes on
-    with these values and `later_edits` instead. `doctor`: a function of `doctored.py` that edits the finished folder.
+    the past: an older version, another machine). With `later` the run ends at its steps and then goes on with these
+    values, `later_edits` and `later_options`. `doctor`: a function of `doctored.py` that edits the finished folder.
     `without`: values of the run that harm is measured against, beside the edits left out; None: nothing to compare
-    with (`harm` says why). `devices`: CPU devices of the process. `prepared`: data are two prepared sources, a and b. `question`: a cause that
-    may fairly be asked of a healthy run.
+    with (`harm` says why). `devices`: CPU devices of the process. `prepared`: data are two prepared sources, a and b.
+    `question`: a cause that may fairly be asked of a healthy run.
     """
 
     name: str
@@ -64,7 +64,6 @@ class Case(NamedTuple):
     later: Mapping[str, Any] | None = None
     later_edits: tuple[Edit, ...] = ()
     later_options: tuple[str, ...] = ()
-    stop_at: int = 0
     doctor: str = ""
     without: Mapping[str, Any] | None = {}
     devices: int = 1

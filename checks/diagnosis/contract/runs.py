@@ -1,4 +1,4 @@
-"""Run a case as a user would: a config file, one's own module, commands in a folder; and what `diagnose` then answers."""
+"""Run a case as a user would: a config file, one's own module, commands in a folder; and what `diagnose` answers."""
 
 import json
 import os

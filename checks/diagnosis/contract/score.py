@@ -1,6 +1,7 @@
 """What an answer is worth: the place of the right finding, wrong knobs, alarms; and the harm of a fault."""
 
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,4 +62,5 @@ def score_answer(answer: Answer, findings: Sequence[Mapping[str, str]]) -> dict[
 def is_right(answer: Answer, finding: Mapping[str, str]) -> bool:
     """Whether a finding names the fault: one of its words, and none of the keys that are wrong."""
     text = f"{finding['cause'].replace('_', ' ')} {finding['evidence']}".lower()
-    return any(word in text for word in answer.words) and not any(key in finding["knob"] for key in answer.wrong)
+    named = any(re.search(rf"\b{re.escape(word)}", text) for word in answer.words)
+    return named and not any(key in finding["knob"] for key in answer.wrong)

@@ -1,4 +1,4 @@
-"""A user's own functions, faulty and not; copied beside the config file as `mine.py`, so it imports nothing of checks."""
+"""A user's own functions, faulty and not; copied beside the config file as `mine.py`."""
 
 import pathlib
 import sysconfig
