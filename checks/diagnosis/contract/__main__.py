@@ -1,13 +1,15 @@
 """Run the cases of the contract through `scalelab train` and `scalelab diagnose`, and score the answers.
 
-    python -m checks.diagnosis.contract [--half=open|sealed] [--only=NAME;NAME] [--line=code] [--sizes=1] [--harm]
-        [--workdir=runs/contract] [--json[=PATH]]
+    python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm] [--workdir=DIR]
 
 Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
 the run without it, over two seeds. A whole half at both sizes takes an hour of CPU; it writes contract_HALF.json and
 .md into checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
+
+    python -m checks.diagnosis.contract --only="rows twice in a batch"
 """
 
+import importlib
 import pathlib
 import sys
 import time
@@ -60,11 +62,8 @@ def _main(argv: Sequence[str]) -> int:
 
 def load_cases(half: str) -> dict[str, Case]:
     """The cases of a half by name; the other half is not opened."""
-    if half == "open":
-        from checks.diagnosis.contract.open.cases import CASES
-    else:
-        from checks.diagnosis.contract.sealed.cases import CASES
-    return CASES
+    cases: dict[str, Case] = importlib.import_module(f"{__package__}.{half}.cases").CASES
+    return cases
 
 
 def _chosen(options: Any, cases: Mapping[str, Case]) -> list[Case]:
