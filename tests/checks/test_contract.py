@@ -66,7 +66,18 @@ def test_a_case_plants_what_it_says(half, case):
 def test_an_edit_that_no_longer_fits_is_said(tmp_path):
     edit = runs.Edit("errors.py", "no such line anywhere", "another")
     with pytest.raises(AssertionError, match="0 times, not once"):
-        runs.fork((edit,), tmp_path)
+        runs.fork((edit,), tmp_path / "fork")
+
+
+@pytest.mark.parametrize(("name", "cache"), [("positions by pairs", False), ("in the order of the files", True)])
+def test_a_fork_is_an_edited_copy_with_a_cache_of_its_own_where_data_are_read_otherwise(name, cache, tmp_path):
+    edits = HALVES["open"][name].edits
+    package = runs.fork(edits, tmp_path / "fork")
+    for edit in edits:
+        assert edit.new in (package / "scalelab" / edit.file).read_text()
+        assert edit.new not in (runs.ROOT / "scalelab" / edit.file).read_text()
+    assert (package / "cache").exists() == cache
+    assert runs.fork((), tmp_path / "none") == runs.ROOT and not (tmp_path / "none").exists()
 
 
 def test_an_answer_is_right_by_its_words_and_not_with_a_wrong_knob():

@@ -53,7 +53,10 @@ def diagnose_case(case: Case, place: pathlib.Path) -> dict[str, Any]:
 
 
 def fork(edits: Sequence[Edit], place: pathlib.Path) -> pathlib.Path:
-    """A folder with the edited package, or the repository itself where nothing is edited."""
+    """A folder with the edited package, or the repository itself where nothing is edited.
+
+    If data are read otherwise, the fork has a cache of tokens of its own: it may cut them otherwise.
+    """
     if not edits:
         return ROOT
     shutil.copytree(ROOT / "scalelab", place / "scalelab", ignore=shutil.ignore_patterns("__pycache__", "experiments"))
@@ -61,6 +64,8 @@ def fork(edits: Sequence[Edit], place: pathlib.Path) -> pathlib.Path:
     for edit in edits:
         file = place / "scalelab" / edit.file
         file.write_text(edited(edit, file.read_text()))
+    if any(edit.file.startswith("data/") for edit in edits):
+        (place / "cache").mkdir()
     return place
 
 
@@ -98,9 +103,9 @@ def _prepare(place: pathlib.Path) -> None:
 def _command(
     arguments: Sequence[str], place: pathlib.Path, package: pathlib.Path, case: Case | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of the package in `place`. A fork has its own cache of tokens: it may have cut them otherwise."""
+    """Run a command of the package in `place`."""
     environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
-    if package != ROOT:
+    if (package / "cache").exists():
         environment["SCALELAB_CACHE"] = str(package / "cache")
     if case is not None and case.devices > 1:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
