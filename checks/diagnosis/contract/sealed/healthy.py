@@ -91,10 +91,10 @@ CASES = (
     _odd("two tongues", "programs and tables of digits: batches differ a lot", {"data.source": "mine:two_tongues"}),
     _odd(
         "a tiny rate by choice",
-        "a continued run at a low LR: weights from a good checkpoint",
-        {"train.steps": 120},
-        later={"train.steps": 160, "schedule.name": "constant", "optim.peak_lr": 1e-3},
-        later_options=("--allow-change=schedule.name",),
+        "a run that goes on at a tenth of its LR, asked for by --lr-factor",
+        {"train.steps": 120, "schedule.name": "constant"},
+        later={"train.steps": 160},
+        later_options=("--lr-factor=0.1",),
         question="lr_too_low",
     ),
 )
