@@ -27,7 +27,7 @@ A run whose step can't fit the memory of the devices is refused before compilati
 component; --force starts it. Under model.remat=auto the policy that recomputes least and fits is chosen and printed.
 
 Alarms of the guard are told on the terminal, by the trackers, and to a command of your own
-(--config.log.alert='python tell.py').
+(--config.log.alert=COMMAND).
 
 Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 3 ended by the guard (guard.policy=skip,
 rewind), 75 stopped by a signal after saving.

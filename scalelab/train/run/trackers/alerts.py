@@ -50,11 +50,11 @@ def check_alert(command: str) -> None:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise BadInput(f"log.alert={command!r}: {error}; e.g. log.alert='python tell.py'") from None
+        raise BadInput(f"log.alert={command!r}: {error}; e.g. log.alert='logger -t scalelab'") from None
     if command and not words:
-        raise BadInput(f"log.alert={command!r} names no program; e.g. log.alert='python tell.py', or '' for none")
+        raise BadInput(f"log.alert={command!r} names no program; e.g. log.alert='logger -t scalelab', or '' for none")
     if words and shutil.which(words[0]) is None:
-        raise BadInput(f"log.alert={command!r}: there is no program {words[0]!r} here; e.g. log.alert='python tell.py'")
+        raise BadInput(f"log.alert={command!r}: there is no program {words[0]!r} here; e.g. log.alert='logger -t scalelab'")
 
 
 def open_command(run: TrackedRun, report: SinkReport) -> MetricSink | None:
