@@ -21,6 +21,7 @@ from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun
 Alarm = Mapping[str, Any]  # an event of the logbook: step, kind, text, and of the guard signal and action
 FLAGS = ("bad", "loss", "grad_norm", "early", "large_updates")  # signals that begin an incident, or belong to one
 PASSED = ("benign", "slow")  # shapes with which it ends
+EXAMPLE = "log.alert='logger -t scalelab'"
 MOST_LINES = 20  # on the terminal, of one run
 LONGEST_S = 30.0  # that a run waits for its commands, at its end
 MOST_AT_ONCE = 4  # commands of one run
@@ -50,11 +51,11 @@ def check_alert(command: str) -> None:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise BadInput(f"log.alert={command!r}: {error}; e.g. log.alert='logger -t scalelab'") from None
+        raise BadInput(f"log.alert={command!r}: {error}; e.g. {EXAMPLE}") from None
     if command and not words:
-        raise BadInput(f"log.alert={command!r} names no program; e.g. log.alert='logger -t scalelab', or '' for none")
+        raise BadInput(f"log.alert={command!r} names no program; e.g. {EXAMPLE}, or '' for none")
     if words and shutil.which(words[0]) is None:
-        raise BadInput(f"log.alert={command!r}: there is no program {words[0]!r} here; e.g. log.alert='logger -t scalelab'")
+        raise BadInput(f"log.alert={command!r}: there is no program {words[0]!r} here; e.g. {EXAMPLE}")
 
 
 def open_command(run: TrackedRun, report: SinkReport) -> MetricSink | None:
