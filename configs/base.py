@@ -314,6 +314,7 @@ LOG = {
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),
     "tags": setting("", "tags at Weights & Biases, separated by commas"),
     "sinks": setting("", 'your own, as pkg.mod:fn, several with commas; "": none', user_code=True, several=True),
+    "alert": setting("", 'command that is started for each alarm, with it as JSON on its input; "": none'),
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
     "stretches": setting("", "what was counted before a changed batch, length or mixture; filled in by scalelab"),
     "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
