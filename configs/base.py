@@ -339,6 +339,8 @@ GUARD = {
         resume=True, choices="config/choices.py:SPIKES"),  # skip clip
     "skip": key("step", "skip, rewind: what a loss or gradient that is not finite costs (train.accumulate > 1)",
         resume=True, choices="config/choices.py:SKIPS"),  # step micro_batch
+    "rerun": key(False, "whether flagged steps are taken again at once: other bits are the hardware's fault; "
+        "holds the state twice", resume=True, source="Megatron-LM: rerun_state_machine"),
 }  # fmt: skip
 
 SWEEP = {
