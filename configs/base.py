@@ -343,6 +343,12 @@ GUARD = {
         "holds the state twice", resume=True, source="Megatron-LM: rerun_state_machine"),
 }  # fmt: skip
 
+# How the run is judged after it was trained (`scalelab diagnose`).
+DIAGNOSE = {
+    "accept": setting("", 'causes that are meant, with commas, such as "decay_wrong,not_shuffled": listed, no findings',
+        several=True, choices="diagnose/checks/causes.py:CAUSES"),  # decay_wrong schedule_wrong not_shuffled init_wrong
+}  # fmt: skip
+
 SWEEP = {
     "pack": setting("auto", "how trials of a pack share a process; turn: in sequence",
         choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS"),  # auto | vmap turn
@@ -353,7 +359,7 @@ SWEEP = {
 KEYS = {
     "model": MODEL, "data": DATA, "optim": OPTIM, "schedule": SCHEDULE, "parametrization": PARAMETRIZATION,
     "precision": PRECISION, "parallel": PARALLEL, "train": TRAIN,
-    "eval": EVAL, "checkpoint": CHECKPOINT, "guard": GUARD, "log": LOG, "sweep": SWEEP,
+    "eval": EVAL, "checkpoint": CHECKPOINT, "guard": GUARD, "log": LOG, "diagnose": DIAGNOSE, "sweep": SWEEP,
 }  # fmt: skip
 
 
