@@ -5,15 +5,19 @@ from typing import Any, NamedTuple
 
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
-from scalelab.diagnose.checks.leaves import scales
+from scalelab.diagnose.checks.leaves import live as leaves_live
+from scalelab.diagnose.checks.leaves import moved, scales
 from scalelab.diagnose.checks.logged import resume, throughput
 from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
+from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, throughput)
+FAMILIES = (
+    rates, scales, moved, leaves_live, optimizer, precision, saved_state, spikes, alarms, resume, data, live, throughput
+)  # fmt: skip
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {
