@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.config.checks.validate import parse_group_multipliers
-from scalelab.diagnose.checks.leaves.moved import HALF_ULP, LARGER, declared_frozen, join_names
+from scalelab.diagnose.checks.leaves.moved import HALF_ULP, SLOW, Moved, declared_frozen, find_stuck, join_names
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
@@ -77,14 +77,15 @@ def _unmoved(
     p, moved = evidence.probes, by_name(evidence, "leaf_moved")
     if p["leaf_skipped"] or not p["leaf_lr"] > 0 or POLICIES[evidence.values["precision.name"]].parameters != "float32":
         return []
-    usual = float(np.median([moved[part] for part in gradients])) if gradients else 0.0
-    if usual <= LARGER * STEP_ROUNDING:
-        some = any(moved[part] > STEP_ROUNDING for part in gradients)
+    sizes = by_name(evidence, "leaf_size")
+    leaves = [Moved(_to_dots(part), part, moved[part], sizes[part]) for part in gradients]
+    if leaves and max(m.distance for m in leaves) <= SLOW * STEP_ROUNDING:
         why = f"the changes of step {where[0]} are as small as rounding, at an LR of {p['leaf_lr']:.3g}"
-        return [Gap("leaf_stuck", why, "a checkpoint at a larger LR")] if some or p["leaf_lr"] < 1e-6 else []
-    stuck = [part for part in gradients if moved[part] <= STEP_ROUNDING and part not in zero]
+        return [Gap("leaf_stuck", why, "a checkpoint at a larger LR")]
+    stuck = [m.part for m in find_stuck(leaves, STEP_ROUNDING) if m.part not in zero]
     if not stuck:
         return []
+    usual = float(np.median([m.distance for m in leaves]))
     text = f"{join_names(stuck)}: has a gradient (norm {gradients[stuck[0]]:.3g}) and does not move but for decay at "
     text += f"step {where[0]}, whose LR is {p['leaf_lr']:.3g}; the median leaf moves by {usual:.2g} of its norm"
     knob = f"let the optimizer's update reach {stuck[0]} (a mask, or a factor of 0), or declare it frozen"

@@ -5,7 +5,7 @@ moved by as much as its new value differs from the nearest multiple of its old o
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,12 +25,21 @@ from scalelab.precision.policy import POLICIES
 ASKED = "every leaf, head and row of the embedding moves"
 DISTINCT = "no two leaves are copies of each other"
 HALF_ULP = 2.0**-24  # relative rounding error of a number in fp32
-LARGER = 100.0  # times the rounding error by which leaves must have moved in the median, to tell one that didn't
+SLOW = 300.0  # a leaf may move by so much less than the one that moves most; it is judged if rounding hides no more
 FEW = 8  # numbers of a leaf below which a multiple of its old value says nothing
 OCCURRENCES = 8  # of a token between two saved steps, below which its row is not judged
 MOST_BATCHES = 64  # batches before the second step that are read for tokens that occur
 LISTED = 4  # names in a line of evidence
 COPIES = 16  # numbers of a leaf below which equal ones may be chance
+
+
+class Moved(NamedTuple):
+    """One layer's part of a parameter: its movement (`movements`), and the RMS of its numbers."""
+
+    name: str
+    part: str
+    distance: float
+    rms: float
 
 
 class Stretch(NamedTuple):
@@ -94,24 +103,29 @@ def _has_no_gradient(evidence: Evidence, name: str) -> bool:
     return name.endswith("attention.k.b") and evidence.values["model.position"] != "rope"
 
 
-def compare_slices(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, str, float]]:
-    """(parameter, slice, movement) of each layer's part of each parameter that may move."""
+def compare_slices(evidence: Evidence, stretch: Stretch) -> Iterator[Moved]:
+    """Compare each layer's part of each parameter that may move."""
     old, new = stretch.before.params, stretch.after.params
     for name in new:
         if name not in old or declared_frozen(evidence, name) or _has_no_gradient(evidence, name):
             continue
         for (part, x), (_, y) in zip(layer_slices(name, old[name]), layer_slices(name, new[name]), strict=True):
-            yield name, part, movement(x, y)
+            yield Moved(name, part, movement(x, y), float(np.sqrt(np.mean(np.square(y, dtype=np.float64)))))
+
+
+def find_stuck(moved: Sequence[Moved], rounding: float) -> list[Moved]:
+    """Find those that moved by no more than rounding, where rounding is below 1 / SLOW of the largest movement."""
+    largest = max((m.distance * m.rms for m in moved), default=0.0)
+    return [m for m in moved if m.distance <= rounding and rounding * m.rms < largest / SLOW]
 
 
 def _judge_stretch(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
     moved = list(compare_slices(evidence, stretch))
-    usual = float(np.median([distance for *_, distance in moved])) if moved else 0.0
-    if usual <= LARGER * stretch.rounding and any(distance > 0 for *_, distance in moved):
-        return []  # updates too small for the weights' format: nothing can be told from rounding
-    stuck = [(name, part) for name, part, distance in moved if distance <= stretch.rounding]
-    names = {part for _, part in stuck}
-    verdicts = [_stuck_leaves(stretch, stuck, len(moved))] if stuck else []
+    if moved and not any(m.distance for m in moved):
+        return [_stuck(stretch, "leaf_stuck", ["all leaves"], "let the update reach the weights")]
+    stuck = find_stuck(moved, stretch.rounding)
+    names = {m.part for m in stuck}
+    verdicts = [_stuck_leaves(stretch, stuck)] if stuck else []
     heads = [head for head in _stuck_heads(stretch) if head.partition("[")[0] not in names]
     if heads:
         verdicts.append(_stuck(stretch, "head_stuck", heads, "let gradient and update reach every head"))
@@ -131,12 +145,8 @@ def join_names(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _stuck_leaves(stretch: Stretch, stuck: list[tuple[str, str]], all_leaves: int) -> Verdict:
-    after = stretch.after
-    (name, part) = stuck[0]
-    moments = find_moments(after, name, part)
-    if len(stuck) == all_leaves:
-        return _stuck(stretch, "leaf_stuck", ["all leaves"], "let the update reach the weights")
+def _stuck_leaves(stretch: Stretch, stuck: list[Moved]) -> Verdict:
+    part, moments = stuck[0].part, find_moments(stretch.after, stuck[0].name, stuck[0].part)
     if not moments:
         more, knob = "", f"let gradient and update reach {part}, or declare it frozen (optim.groups, --accept)"
     elif any(np.any(x) for x in moments.values()):
@@ -145,7 +155,7 @@ def _stuck_leaves(stretch: Stretch, stuck: list[tuple[str, str]], all_leaves: in
     else:
         more = "; its moments are zero, so its gradient is"
         knob = f"let the gradient reach {part} (a stop_gradient, or it is not used), or declare it frozen"
-    return _stuck(stretch, "leaf_stuck", [part for _, part in stuck], knob, more)
+    return _stuck(stretch, "leaf_stuck", [m.part for m in stuck], knob, more)
 
 
 def find_moments(saved: SavedStep, name: str, part: str) -> dict[str, np.ndarray]:
@@ -164,7 +174,9 @@ def _stuck_heads(stretch: Stretch) -> list[str]:
             continue
         for (part, x), (_, y) in zip(layer_slices(name, old[name]), layer_slices(name, new[name]), strict=True):
             pairs = zip(head_slices(part, x), head_slices(part, y), strict=True)
-            stuck += [head for (head, a), (_, b) in pairs if movement(a, b) <= stretch.rounding]
+            moves = {head: movement(a, b) for (head, a), (_, b) in pairs}
+            if max(moves.values(), default=0.0) > SLOW * stretch.rounding:
+                stuck += [head for head, distance in moves.items() if distance <= stretch.rounding]
     return stuck
 
 
@@ -181,7 +193,7 @@ def _stuck_rows(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
         distance = movements(rows(old[name]), rows(new[name]))
         times = _count_tokens(evidence, stretch, len(distance), targets=name == "head.w")
         judged = times >= OCCURRENCES
-        if judged.sum() < 2 or np.median(distance[judged]) <= LARGER * stretch.rounding:
+        if judged.sum() < 2 or distance[judged].max() <= SLOW * stretch.rounding:
             continue
         tokens = np.flatnonzero(judged & (distance <= stretch.rounding))
         if len(tokens):

@@ -25,7 +25,6 @@ ROUNDING = 1.01  # margin of rounding over some thousand fp32 sums
 SMALLEST = 1.2e-38  # squares below it are zero in fp32 on most devices
 ADAMS = ("adam", "adamw", "nadamw")  # m and v of the clipped gradients themselves
 RESTARTING = ("branch", "rewind", "back", "fallback", "moved")  # events after which moments may have begun anew
-FEW_LINES = 5
 
 
 class AdamMoments(NamedTuple):
@@ -145,6 +144,11 @@ def _outside_algebra(evidence: Evidence, saved: SavedStep) -> Iterator[tuple[str
                 yield name, "has first moments of zero beside second ones that are not"
 
 
+def _is_moment(name: str, saved: SavedStep) -> bool:
+    """Whether an array of the optimizer's state is a moment of a parameter: `1.mu.embed.w`."""
+    return any(name.endswith(f".{tree}.{parameter}") for tree in MOMENT_NAMES for parameter in saved.params)
+
+
 def _standing(evidence: Evidence, saved: list[SavedStep]) -> list[Verdict]:
     """Judge moments that are bit for bit those of the save before, though steps were taken."""
     for before, after in itertools.pairwise(saved):
@@ -153,7 +157,7 @@ def _standing(evidence: Evidence, saved: list[SavedStep]) -> list[Verdict]:
         names = [
             name
             for name, x in after.part("opt_state").items()
-            if set(name.split(".")) & set(MOMENT_NAMES)
+            if _is_moment(name, after)
             and np.issubdtype(x.dtype, np.floating)
             and x.any()
             and np.array_equal(x, before.arrays.get(f"opt_state.{name}", np.empty(0)))
@@ -187,7 +191,7 @@ def _judge_sum(evidence: Evidence, saved: SavedStep, moments: AdamMoments) -> li
     norms = np.array([float(row["grad_norm"]) for row in rows])
     ratio = np.array([float(row.get("clip_ratio") or np.nan) for row in rows])
     clipped = np.where(np.isfinite(ratio), norms * ratio, np.minimum(norms, clip))
-    if len(steps) < FEW_LINES or not np.isfinite(clipped).all() or moments.n_updates != saved.step:
+    if not len(steps) or not np.isfinite(clipped).all() or moments.n_updates != saved.step:
         return []
     weights = (1 - moments.beta2) * moments.beta2 ** (saved.step - steps)
     known = float(np.sum(weights * clipped**2))

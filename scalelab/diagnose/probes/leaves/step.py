@@ -74,7 +74,8 @@ def _to_host(tree: Any) -> dict[str, np.ndarray]:
 def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
     """`leaf_gradient/PART`: norm of the gradient of each layer's part of a parameter, of each head, over two batches.
 
-    `leaf_moved/PART`: distance of its new value from the nearest multiple of its old one, over the old one's norm.
+    `leaf_moved/PART`: distance of its new value from the nearest multiple of its old one, over the old one's norm;
+    `leaf_size/PART`: RMS of its numbers.
     `rows_without_gradient`: tokens that occur in these batches and whose row of the embedding has no gradient.
     `off/STATE/NAME`: relative error of moments, or of the `change`, beside the step by hand; `off_factor/NAME`: the
     change over that by hand. `leaf_lr`: the step's LR; `leaf_skipped`: whether the guard skipped it.
@@ -90,6 +91,7 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
         ):
             values[f"leaf_gradient/{part}"] = _norm(g)
             values[f"leaf_moved/{part}"] = _distance(old, new)
+            values[f"leaf_size/{part}"] = _norm(new) / new.size**0.5
             values |= {f"head_gradient/{head}": _norm(x) for head, x in head_slices(part, g)}
     values["rows_without_gradient"] = _rows_without_gradient(evidence, leaves)
     return values | dict(_errors(evidence, subject, leaves))
