@@ -8,19 +8,24 @@ from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
-from scalelab.diagnose.checks.leaves import scales
+from scalelab.diagnose.checks.leaves import live as leaves_live
+from scalelab.diagnose.checks.leaves import moved, scales
 from scalelab.diagnose.checks.logged import resume, throughput
 from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
+from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
     rates,
     scales,
+    moved,
+    leaves_live,
     optimizer,
     precision,
+    saved_state,
     spikes,
     alarms,
     resume,

@@ -8,13 +8,16 @@ import numpy as np
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.communication import probe_communication
+from scalelab.diagnose.probes.leaves.ablation import probe_layers
+from scalelab.diagnose.probes.leaves.step import probe_leaves
 from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets
 from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.diagnose.probes.training import probe_accumulation, probe_moments, probe_optimizer, probe_precision
 
 PROBES = (
-    probe_mask, probe_targets, probe_accumulation, probe_precision, probe_norms, probe_optimizer, probe_moments
+    probe_mask, probe_targets, probe_accumulation, probe_precision, probe_norms, probe_optimizer, probe_moments,
+    probe_layers,
 )  # fmt: skip
 
 
@@ -26,7 +29,7 @@ def run_probes(evidence: Evidence) -> Evidence:
         measured |= probe(subject)
     measured |= probe_communication(evidence, subject)
     steep = _at_the_largest_lr(evidence, subject)
-    measured |= probe_sharpness(steep) | {"sharpness_step": steep.step}
+    measured |= probe_sharpness(steep) | {"sharpness_step": steep.step} | probe_leaves(evidence, steep)
     return dataclasses.replace(evidence, probes=measured | probe_replay(evidence))
 
 

@@ -1,0 +1,128 @@
+"""Leaves and optimizer state of saved steps, through the command: edited checkpoints beside the run that wrote them."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from scalelab.__main__ import main
+from scalelab.diagnose.checks.leaves import moved
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.verdict import Judged
+from scalelab.train.checkpoints.restore import read_arrays
+from scalelab.train.single import train_single
+from tests.diagnose.saved_steps import edit_arrays
+from tests.train.resume.test_compatibility import config
+
+ADAM = "opt_state.1"
+QUERY, EMBED, UP = "params.blocks.attention.q.w", "params.embed.w", "params.blocks.mlp.up.w"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of four steps, each logged, with checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("leaves") / "run"
+    changed = {"model__n_layers": 2, "model__seq_len": 64, "train__global_batch": 8, "train__ema": 0.9}
+    train_single(config(**changed), folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, trained):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def before(run):
+    """The arrays of the first saved step."""
+    return {name.removeprefix("run."): x for name, x in read_arrays(run / "checkpoints" / "2" / "state").items()}
+
+
+def diagnose(run, capsys):
+    code = main(["diagnose", str(run), "--json=-"])
+    result = json.loads(capsys.readouterr().out)
+    return code, {verdict["cause"]: verdict for verdict in result["verdicts"]}, result
+
+
+def test_a_run_whose_leaves_all_move_is_judged_healthy(run, capsys):
+    code, causes, result = diagnose(run, capsys)
+    assert code == 0 and not causes
+    judged = " ".join(result["judged"])
+    for words in ("every leaf, head and row", "counts of updates", "moments are finite",
+                  "second moments agree", "copies of each other"):  # fmt: skip
+        assert words in judged
+
+
+def unmoved(name, part):
+    def change(run, arrays):
+        new = arrays[name].copy()
+        new[part] = before(run)[name][part]
+        return {name: new}
+
+    return change
+
+
+def times(name, factor):
+    return lambda run, arrays: {key: factor * x for key, x in arrays.items() if key.startswith(name)}
+
+
+def second_layer_is_the_first(run, arrays):
+    new = arrays[UP].copy()
+    new[1] = new[0]
+    return {UP: new}
+
+
+def of_the_save_before(name):
+    return lambda run, arrays: {key: x for key, x in before(run).items() if key.startswith(name)}
+
+
+def one_number(name, value):
+    def change(run, arrays):
+        new = arrays[name].copy()
+        new.flat[5] = value
+        return {name: new}
+
+    return change
+
+
+# {what is edited in step 4: (cause, words of its evidence)}
+EDITS = {
+    "a layer's queries": (unmoved(QUERY, 1), "leaf_stuck", "layers/1/attention/q/w: unchanged but for decay"),
+    "but for decay": (
+        lambda run, arrays: {EMBED: 0.999 * before(run)[EMBED]}, "leaf_stuck",
+        "embed/w: unchanged but for decay between the saved steps 2 and 4; its moments are not zero",
+    ),
+    "a head": (unmoved(QUERY, (0, slice(None), 1)), "head_stuck", "layers/0/attention/q/w[head 1]: unchanged"),
+    "a row": (unmoved(EMBED, slice(None, None, 2)), "rows_stuck", "embed/w[token "),
+    "a copy": (second_layer_is_the_first, "leaves_identical", "layers/0/mlp/up/w, layers/1/mlp/up/w hold the same"),
+    "a count": (lambda run, arrays: {f"{ADAM}.count": arrays[f"{ADAM}.count"] + 3}, "count_wrong", "counts 5 updates"),
+    "small v": (times(f"{ADAM}.nu", 1e-6), "moments_poisoned", "Adam's bound"),
+    "large v": (times(f"{ADAM}.nu", 1.3), "moments_poisoned", "add up to"),
+    "m of zero": (times(f"{ADAM}.mu.embed", 0.0), "moments_poisoned", "first moments of zero"),
+    "v below zero": (one_number(f"{ADAM}.nu.embed.w", -1.0), "moments_poisoned", "negative numbers"),
+    "m not finite": (one_number(f"{ADAM}.mu.embed.w", np.nan), "moments_poisoned", "not finite"),
+    "old moments": (of_the_save_before(f"{ADAM}.nu"), "moments_stuck", "the same bits at steps 2 and 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_step_is_named_with_its_leaf(name, run, capsys):
+    edit, cause, words = EDITS[name]
+    edit_arrays(run, 4, lambda arrays: edit(run, arrays))
+    code, causes, _ = diagnose(run, capsys)
+    assert code == 1 and cause in causes and words in causes[cause]["evidence"]
+
+
+def test_a_group_that_the_config_freezes_may_stand_still(run, capsys):
+    edit_arrays(run, 4, lambda arrays: {EMBED: before(run)[EMBED]})
+    assert "leaf_stuck" in diagnose(run, capsys)[1]
+    evidence = gather_evidence(run)
+    frozen = dataclasses.replace(evidence, values={**evidence.values, "optim.groups": "embed=0"})
+    assert [type(finding) for finding in moved.check_moved(frozen)] == [Judged]
+
+
+def test_without_a_save_the_answer_says_what_it_needs(run, capsys):
+    shutil.rmtree(run / "checkpoints")
+    _, _, result = diagnose(run, capsys)
+    assert {gap["cause"]: gap["how"] for gap in result["gaps"]}["leaf_stuck"].startswith("checkpoint.keep_last=2")
