@@ -11,7 +11,7 @@ from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import moved, scales
 from scalelab.diagnose.checks.logged import resume, throughput
-from scalelab.diagnose.checks.read import data
+from scalelab.diagnose.checks.read import data, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.checks.state import saved as saved_state
@@ -30,6 +30,7 @@ FAMILIES = (
     alarms,
     resume,
     data,
+    rows,
     live,
     throughput,
 )

@@ -210,7 +210,7 @@ class Alarms:
             self.run.diverge(step, why, by_guard=True)
 
     def _risen(self, step: int, losses: np.ndarray, report: incident.Report) -> None:
-        series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])
+        series = np.concatenate([self.recent, np.where(np.isfinite(losses) & (losses > 0), losses, np.inf)])
         self.recent = series[-RECENT:]
         judged = np.arange(step, step + len(losses)) + 1 - self.base_step >= RECENT
         if not judged.any():

@@ -90,7 +90,7 @@ def remember(
     """
     step, loss = signals.step, signals.loss
     d, counts = decision, Counts(*memory.counts)
-    raw = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
+    raw = jnp.where(jnp.isfinite(loss) & (loss > 0), loss, jnp.inf)  # 0: a batch with nothing to predict
     memory = memory._replace(recent=jnp.where(jnp.arange(RECENT) == step % RECENT, raw, memory.recent))
     large = jnp.where((step < EARLY_STEPS) & (update_ratio > LARGE_RATIO), counts.large + 1, 0)
     is_large = (d.signal == 0) & (large == LARGE_IN_A_ROW)
