@@ -10,7 +10,8 @@ from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import moved, scales
-from scalelab.diagnose.checks.logged import resume, throughput
+from scalelab.diagnose.checks.logged import lines as whole_lines
+from scalelab.diagnose.checks.logged import resume, schedule, throughput
 from scalelab.diagnose.checks.read import data, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
@@ -28,7 +29,9 @@ FAMILIES = (
     saved_state,
     spikes,
     alarms,
+    whole_lines,
     resume,
+    schedule,
     data,
     rows,
     live,
