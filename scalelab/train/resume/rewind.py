@@ -3,7 +3,9 @@
 A decision is on disk (`guard.json` of the run, and an event) before it acts, and a checkpoint's facts hold the
 decisions that its past has followed. So a run that is killed at any point of a rewind resumes to the same bits: what a
 checkpoint lacks of `guard.json` is done when it is restored. The first rewind skips the batches around the alarm; the
-second within 2,000 steps also lowers LR and clip; the third resets the optimizer's moments too. Then the run ends.
+second within 2,000 steps also lowers LR and clip, as does the first one if the alarm came in the first 64 steps; the
+third resets the optimizer's moments too. Then the run ends. The state of step 0 is saved for alarms before the first
+save.
 
 PaLM (Chowdhery et al. 2022, section 5.1) went back 100 steps and skipped 200 to 500 batches; OPT lowered LR and clip.
 """
@@ -92,7 +94,8 @@ def jump_over(state: TrainState, first: int, last: int) -> tuple[int, int]:
 
 def _clip_factor(spec: TrainSpec, memory: guard.GuardState, entered: int, now: float, factor: float) -> float:
     """The clip's factor after `factor`, so that the clip is not below the window's median gradient norm."""
-    norms = gather_to_host(memory.window)[1][:entered]
+    norms = gather_to_host(memory.window)[1]
+    norms = norms[len(norms) - min(entered, len(norms)) :]
     if factor == 1 or not len(norms):
         return now * factor
     median = float(np.median(np.exp(norms) if spec.static.guard.detector == "log" else norms))
@@ -122,7 +125,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         records.write_json(run.folder / FILE, {"rewinds": decisions})
     first, last = decision["batches"]
     text = f"{call.why}: back to step {decision['to']}, batches {first} to {last} skipped"
-    text += f", LR x {decision['lr_factor']:g}, clip x {decision['clip_factor']:g}" if decision["severity"] > 1 else ""
+    text += f", LR x {decision['lr_factor']:g}, clip x {decision['clip_factor']:g}" if decision["lr_factor"] < 1 else ""
     text += ", moments reset" if decision["reset"] else ""
     fields = {"signal": call.why, "action": "rewind", "from": call.step, "to": decision["to"]}
     run.event(
@@ -155,6 +158,7 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     to = before[-1]
     recent = [entry for entry in past.values() if call.step - entry["step"] <= ESCALATION_STEPS]
     severity = 1 + len(recent)
+    slower = severity > 1 or call.first_flag < guard.EARLY_STEPS  # no batch is to blame for what begins so early
     first = max(call.first_flag - MARGIN, to)
     last = min(max(call.last_flag + MARGIN, first + LEAST - 1), first + MOST - 1)
     lost = [entry for number, entry in past.items() if int(number) > _count(checkpoints / str(to), name)]
@@ -162,7 +166,7 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     return {
         "step": call.step, "why": call.why, "flags": [call.first_flag, call.last_flag], "to": to, "severity": severity,
         "jump": [first, last - first + 1], "batches": [first + shift, last + shift],
-        "lr_factor": LR_FACTOR if severity > 1 else 1.0, "clip_factor": CLIP_FACTOR if severity > 1 else 1.0,
+        "lr_factor": LR_FACTOR if slower else 1.0, "clip_factor": CLIP_FACTOR if slower else 1.0,
         "reset": severity > 2, "lost": len(lost),
     }  # fmt: skip
 

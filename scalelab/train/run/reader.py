@@ -60,6 +60,8 @@ class MetricReader:
         self.rates.append(rate)
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
+                if alarms.on:
+                    metrics = metrics | {"loss_sigmas": alarms.sigmas(metrics["train_loss"][:n])}
                 run.files.write_lines(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
                 alarms.read(step, n, metrics)
                 _note_skips(run, alarms, step, n, metrics)

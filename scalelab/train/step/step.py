@@ -26,12 +26,12 @@ from scalelab.train.step.gradients import (
     reshard_as,
     scaled_gradients,
 )
-from scalelab.train.step.leave_out import leave_out_bad
 from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.report import layers
 from scalelab.train.step.report.report import report
 from scalelab.train.step.state import TrainState, evaluation_params, model_variables, next_state
 from scalelab.train.step.update.curvature import curvature_if_due
+from scalelab.train.step.update.leave_out import leave_out_bad
 from scalelab.train.step.update.per_layer.backward import measure_gradient
 from scalelab.train.step.update.update import stays_finite, update_if_accepted
 from scalelab.train.step.variables import Metrics, Outcome, Verdict, signals_of
