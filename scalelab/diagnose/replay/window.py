@@ -18,21 +18,19 @@ from scalelab import config as config_lib
 from scalelab.data.dataset import Dataset
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.errors import BadInput
-from scalelab.optim.registry import find_optimizer
-from scalelab.precision.policy import POLICIES
-from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage.extend import planned_config
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import handover
+from scalelab.train.resume.change import Change, apply_change, refuse_reset
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step import program
 from scalelab.train.step.guard import GuardState
-from scalelab.train.step.state import TrainState, state_from_params
+from scalelab.train.step.state import TrainState
 
 OUTPUTS = ("train_loss", "grad_norm", "update_norm", "lr", "skipped")  # per-step outputs that a replay returns
 Curves = dict[str, np.ndarray]  # output -> [n], of the steps after the checkpoint
@@ -104,10 +102,8 @@ def check_what_ifs(origin: Origin, what_ifs: Sequence[WhatIf]) -> None:
     """Raise BadInput if the run can't be trained under one of the what-ifs."""
     for one in what_ifs:
         _changed(origin.config, one)
-        if one.reset_moments and find_optimizer(origin.config.optim.name).evaluated is not None:
-            raise BadInput(
-                f"moments=reset: {origin.config.optim.name} keeps its averaged weights in its state: they would be lost"
-            )
+        if one.reset_moments:
+            refuse_reset(origin.config.optim.name, "moments=reset")
 
 
 def _groups(what_ifs: Sequence[WhatIf]) -> Iterator[list[WhatIf]]:
@@ -175,21 +171,11 @@ def _begun(restored: TrainState, one: WhatIf, spec: Any, detector: str) -> Train
     """Copy the state with the what-if's changes: trials must not share buffers that a step donates."""
     state = jax.tree.map(jnp.copy, restored)
     assert isinstance(state.guard, GuardState)
-    memory = state.guard._replace(lr_factor=state.guard.lr_factor * one.lr_factor)
     if one.detector and one.detector != detector:  # one detector's window holds values, the other's their logarithms
-        memory = memory._replace(window=(jnp.exp if one.detector == "sigma" else jnp.log)(memory.window))
-    state = state._replace(guard=memory)
-    if one.reset_moments:
-        state = state._replace(opt_state=_fresh_moments(state, spec))
-    return state
-
-
-def _fresh_moments(state: TrainState, spec: Any) -> Any:
-    """Make the optimizer's initial state on these weights."""
-    policy = POLICIES[spec.static.precision]
-    fresh = state_from_params(spec.static, spec.hparams, upcast(state.params, policy.parameters)).opt_state
-    fresh = cast_for_storage(fresh, policy.moments)
-    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), fresh, state.opt_state)
+        window = (jnp.exp if one.detector == "sigma" else jnp.log)(state.guard.window)
+        state = state._replace(guard=state.guard._replace(window=window))
+    change = Change(one.lr_factor, reset=one.reset_moments, clip_norm=one.clip_norm)
+    return state if change == Change() else apply_change(state, spec, change)
 
 
 def _batch_numbers(restored: TrainState, one: WhatIf, start: int, last: int) -> list[int]:
