@@ -6,7 +6,7 @@ another kind of guard need a second program. On a CPU trials run in turn, with t
 
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,14 +87,16 @@ def replay(
     last: int,
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    moved: tuple[int, int] = (0, 0),
 ) -> dict[str, Curves]:
     """Train the steps after `origin.step` up to `last`: {name of a what-if: its curves}, `ORIGINAL` first if asked for.
 
-    Ends early, with shorter curves, if `stop` becomes true. BadInput if a value is refused.
+    `moved`: (step, n), after that step the batches are those that come n later. Ends early, with shorter curves, if
+    `stop` becomes true. BadInput if a value is refused.
     """
     curves: dict[str, Curves] = {}
     for group in _groups(what_ifs):
-        curves |= _replay_group(origin, group, last, progress, stop)
+        curves |= _replay_group(origin, group, last, progress, stop, moved)
     return {one.name: curves[one.name] for one in what_ifs}
 
 
@@ -113,7 +115,12 @@ def _groups(what_ifs: Sequence[WhatIf]) -> Iterator[list[WhatIf]]:
 
 
 def _replay_group(
-    origin: Origin, what_ifs: Sequence[WhatIf], last: int, progress: Progress, stop: Callable[[], bool]
+    origin: Origin,
+    what_ifs: Sequence[WhatIf],
+    last: int,
+    progress: Progress,
+    stop: Callable[[], bool],
+    moved: tuple[int, int],
 ) -> dict[str, Curves]:
     specs = [make_train_spec(_changed(origin.config, one), origin.dataset.hparams) for one in what_ifs]
     static, mode = specs[0].static, program.resolve_packing(origin.config.sweep.pack)
@@ -123,7 +130,7 @@ def _replay_group(
     restored = _restore(origin, static, specs[0].hparams)
     states = trials.join([_begun(restored, one, spec, detector) for one, spec in zip(what_ifs, specs, strict=True)])
     batches = make_train_batches(origin.config, origin.dataset)
-    orders = [_batch_numbers(restored, one, origin.step, last) for one in what_ifs]
+    orders = [_batch_numbers(restored, one, origin.step, last, moved) for one in what_ifs]
     k, logs = min(origin.config.train.steps_per_dispatch, origin.config.train.steps), []
     for done in range(0, last - origin.step, k):
         n = min(k, last - origin.step - done)
@@ -178,14 +185,27 @@ def _begun(restored: TrainState, one: WhatIf, spec: Any, detector: str) -> Train
     return state if change == Change() else apply_change(state, spec, change)
 
 
-def _batch_numbers(restored: TrainState, one: WhatIf, start: int, last: int) -> list[int]:
+def _batch_numbers(
+    restored: TrainState, one: WhatIf, start: int, last: int, moved: tuple[int, int] = (0, 0)
+) -> list[int]:
     """Number the batches of the steps after `start`, and a few more, without those in `skip`. The step logged as s
-    takes batch s - 1, plus the number of batches that the guard has skipped before.
+    takes batch s - 1, plus the number of batches that the guard has skipped before. `moved` as in `replay`.
     """
     shift = DataShift.of(restored.guard)
     passed = {shift.number(step - 1) for step in one.skip}
     enough = 2 * (last - start) + len(passed)  # more numbers, which fill the last dispatch
-    return [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
+    numbers = [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
+    return [n + moved[1] * (start + i >= moved[0]) for i, n in enumerate(numbers)]
+
+
+def batch_numbers(origin: Origin, steps: Collection[int]) -> list[int]:
+    """The numbers of the batches of these steps, as logged, after what the guard had skipped at the checkpoint."""
+    facts = manifest.read_manifest(origin.checkpoints.folder / str(origin.step))["facts"][origin.name]
+    shift = DataShift()
+    if facts.get("rewinds") or facts.get("changes_by_hand"):
+        spec = make_train_spec(_changed(origin.config, ORIGINAL), origin.dataset.hparams)
+        shift = DataShift.of(_restore(origin, spec.static, spec.hparams).guard)
+    return [shift.number(step - 1) for step in steps]
 
 
 def _chunk(batches: Any, numbers: Sequence[int], k: int, rows: Any) -> np.ndarray:
