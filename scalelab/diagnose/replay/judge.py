@@ -132,7 +132,7 @@ def _safe_logs(losses: np.ndarray) -> np.ndarray:
 
 def compare_ends(verdicts: Sequence[Verdict], curves: Mapping[str, np.ndarray], baseline: Baseline) -> list[Verdict]:
     """Add to the verdicts of those that work how far above the best they end, and whether that can be told."""
-    ends = {v.name: _end_means(curves[v.name]) for v in verdicts if v.works}
+    ends = {v.name: end_means(curves[v.name]) for v in verdicts if v.works}
     if not ends:
         return list(verdicts)
     best = min(ends, key=lambda name: float(ends[name].mean()))
@@ -151,7 +151,8 @@ def _end_length(losses: np.ndarray) -> int:
     return min(losses.shape[1], max(BACK, losses.shape[1] // END_SHARE))
 
 
-def _end_means(losses: np.ndarray) -> np.ndarray:
+def end_means(losses: np.ndarray) -> np.ndarray:
+    """Means of the last losses [orders, n] by which arms are compared, [orders]."""
     return np.asarray(losses[:, -_end_length(losses) :].mean(axis=1))
 
 
