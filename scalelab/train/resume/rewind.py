@@ -22,6 +22,7 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.change import Change, apply_change, can_reset
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
+from scalelab.train.step import guard
 from scalelab.train.step.state import TrainState
 
 MOST_REWINDS = 3
@@ -98,7 +99,7 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     return {
         "step": call.step, "why": call.why, "flags": [call.first_flag, call.last_flag], "to": to, "severity": severity,
         "jump": [first, last - first + 1], "batches": [first + shift, last + shift],
-        "lr_factor": LR_FACTOR if severity > 1 else 1.0, "clip_factor": CLIP_FACTOR if severity > 1 else 1.0,
+        "lr_factor": LR_FACTOR if slower else 1.0, "clip_factor": CLIP_FACTOR if slower else 1.0,
         "reset": severity > 2 and can_reset(run.config.optim.name), "missing": missing,
     }  # fmt: skip
 

@@ -96,7 +96,7 @@ def init_guard(rule: Guard) -> Any:
 def former_shapes(memory: GuardState) -> GuardState:
     """Shapes of a memory as versions before 0.4 saved it, on the devices of `memory`."""
     sizes = {"counts": FORMER_COUNTS, "marks": FORMER_MARKS}
-    former = {}
+    former: dict[str, Any] = {}
     for name, size in sizes.items():
         leaf = getattr(memory, name)
         former[name] = jax.ShapeDtypeStruct((size,), leaf.dtype, sharding=getattr(leaf, "sharding", None))
