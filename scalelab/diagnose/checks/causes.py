@@ -18,6 +18,9 @@ CAUSES = {
     "embedding_unlike": "embedding rows of rare and frequent tokens differ more and more in size",
     "dead_units": "units of the MLP are off for every token",
     "leaf_stuck": "a parameter, head or row has no gradient, or no update",
+    "head_stuck": "heads of attention have no gradient",
+    "rows_stuck": "rows of the embedding, or of the output, have no gradient",
+    "layer_adds_nothing": "the loss is the same without a layer",
     "leaves_identical": "parameters that are not declared as one move alike",
     "update_wrong": "an update is not the optimizer's",
     # read
@@ -59,6 +62,7 @@ CAUSES = {
     "overflow": "steps are skipped for overflows",
     "underflow": "gradients become zero in the format",
     "loss_scale_collapses": "the loss scale only falls",
+    "moments_wrong": "the moments after a step are not those of its gradients",
     "count_wrong": "a step count is not that of the accepted steps",
     "moments_stuck": "moments are equal in two checkpoints",
     # settings
