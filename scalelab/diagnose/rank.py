@@ -6,14 +6,28 @@ from typing import Any, NamedTuple
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import scales
-from scalelab.diagnose.checks.logged import lines, resume, schedule, throughput
+from scalelab.diagnose.checks.logged import lines, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, lines, resume, schedule, data, live, throughput)
+FAMILIES = (
+    rates,
+    scales,
+    optimizer,
+    precision,
+    spikes,
+    alarms,
+    lines,
+    recomputed,
+    resume,
+    schedule,
+    data,
+    live,
+    throughput,
+)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {
