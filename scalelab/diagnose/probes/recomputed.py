@@ -25,7 +25,8 @@ METRICS = ("train_loss", "grad_norm", "clip_ratio", "lr", "param_norm", "update_
 def probe_validation(evidence: Evidence) -> dict[str, float]:
     """`val/STEP`: the validation loss of a saved step that has a logged one; `val_ema/STEP`: that of the EMA, if any.
 
-    `val_asked` is 1, also where there is no such step. `val_train/STEP`: the loss of the same weights on windows of the training split, sampled evenly.
+    `val_asked` is 1, also where there is no such step. `val_train/STEP`: the loss of the same weights on windows of the
+    training split, sampled evenly.
     """
     if evidence.data is None:
         return {}
