@@ -11,7 +11,7 @@ from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import moved, scales
 from scalelab.diagnose.checks.logged import lines as whole_lines
-from scalelab.diagnose.checks.logged import resume, schedule, throughput
+from scalelab.diagnose.checks.logged import recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import data, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
@@ -20,22 +20,23 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
-    rates,
-    scales,
-    moved,
+    live,
     leaves_live,
+    moved,
+    scales,
+    data,
+    rows,
+    whole_lines,
+    recomputed,
+    resume,
+    schedule,
+    throughput,
     optimizer,
     precision,
     saved_state,
-    spikes,
+    rates,
     alarms,
-    whole_lines,
-    resume,
-    schedule,
-    data,
-    rows,
-    live,
-    throughput,
+    spikes,
 )
 # Lines of the contract: the folders of `checks/`, in the order in which a run is asked.
 LINES = ("code", "leaves", "read", "logged", "state", "settings", "course")
