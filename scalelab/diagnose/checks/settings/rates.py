@@ -5,6 +5,7 @@ import numpy as np
 from scalelab.diagnose.evidence import Evidence, Series, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.errors import BadInput, quote_path
+from scalelab.train.lineage.changes import lr_factors
 
 # Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of checks/diagnosis/diagnose stay below 0.03.
 HIGH_RATIO = 0.1
@@ -103,12 +104,11 @@ def check_schedule(evidence: Evidence) -> Findings:
         knob = f"schedule.name={evidence.values['schedule.name']!r}: finite and at least 0 at every step"
         where = int(lr.steps[bad][0]), int(lr.steps[bad][-1])
         return [make_verdict("schedule_invalid", "test", np.inf, text, knob, "scalelab schedule --config=…", where)]
+    lr = lr._replace(values=lr.values / lr_factors(evidence.record, lr.steps))  # what was changed on purpose, and said
     return [*_unlike_config(evidence, lr), *_restart(evidence, lr), *_end(evidence, lr)]
 
 
 def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
-    if any(event.get("action") == "rewind" for event in evidence.kinds("guard")):
-        return []  # the guard lowers the LR on purpose, and its events say so
     try:
         planned = evidence.scheduled_lr.values
     except BadInput as error:
