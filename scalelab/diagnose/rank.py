@@ -6,22 +6,39 @@ from typing import Any, NamedTuple
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import scales
-from scalelab.diagnose.checks.logged import resume, throughput
+from scalelab.diagnose.checks.logged import lines, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, throughput)
+FAMILIES = (
+    rates,
+    scales,
+    optimizer,
+    precision,
+    spikes,
+    alarms,
+    lines,
+    recomputed,
+    resume,
+    schedule,
+    data,
+    live,
+    throughput,
+)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {
-    "lr_too_high": ("attention_logits", "logit_drift", "edge_of_stability", *SPIKES),
+    "lr_too_high": (
+        "attention_logits", "logit_drift", "edge_of_stability", "moments_poisoned", "over_clipping", "decay_wrong",
+        "climbing", *SPIKES,
+    ),
     "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
     "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
     "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
-}
+}  # fmt: skip
 
 
 class Diagnosis(NamedTuple):

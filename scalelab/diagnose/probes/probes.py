@@ -9,6 +9,8 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.communication import probe_communication
 from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets
+from scalelab.diagnose.probes.rates import probe_rates
+from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
 from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.diagnose.probes.training import probe_accumulation, probe_moments, probe_optimizer, probe_precision
@@ -27,6 +29,7 @@ def run_probes(evidence: Evidence) -> Evidence:
     measured |= probe_communication(evidence, subject)
     steep = _at_the_largest_lr(evidence, subject)
     measured |= probe_sharpness(steep) | {"sharpness_step": steep.step}
+    measured |= probe_rates(evidence, steep) | probe_validation(evidence) | probe_lines(evidence)
     return dataclasses.replace(evidence, probes=measured | probe_replay(evidence))
 
 

@@ -1,5 +1,6 @@
 """What a run's record and logbook say was changed on its way: by the guard's rewinds, and by hand."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,10 @@ import numpy as np
 from scalelab.train.step.guard import REWARMUP_STEPS
 
 OF_A_PAST = ("guard", "skip", "diverged", "stopped", "stopped_early", "done")  # events that going back undoes
+
+
+FACTOR = re.compile(r"\blr_factor=([-+.\de]+)")
+RESET = "reset=moments"
 
 
 def followed_decisions(past: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -20,6 +25,13 @@ def followed_decisions(past: Mapping[str, Mapping[str, Any]]) -> dict[str, Mappi
     return followed
 
 
+def missing_decisions(past: Mapping[str, Mapping[str, Any]], number: str) -> list[str]:
+    """The decisions that the checkpoint of decision `number` had not followed, and that are therefore made again."""
+    entry = past[number]
+    lost = entry.get("lost", 0)  # of versions that knew no going back by hand: so many before it
+    return list(entry.get("missing", [str(int(number) - i) for i in range(lost, 0, -1)]))
+
+
 def list_changes(record: Mapping[str, Any]) -> list[tuple[int, float, bool]]:
     """(step from which it holds, factor of the LR, whether the moments were reset) of each change, in order of steps.
 
@@ -29,11 +41,11 @@ def list_changes(record: Mapping[str, Any]) -> list[tuple[int, float, bool]]:
     try:
         changes = [
             (int(entry["to"]), float(one["lr_factor"]), bool(one["reset"]))
-            for entry in followed_decisions(past).values()
-            for one in (*(past[number] for number in entry.get("missing", [])), entry)
+            for number, entry in followed_decisions(past).items()
+            for one in (*(past[missing] for missing in missing_decisions(past, number)), entry)
         ]
         changes += [
-            (int(entry["step"]), float(entry.get("lr_factor", 1.0)), bool(entry.get("reset")))
+            (int(entry["step"]), float((FACTOR.search(entry["change"]) or ("", 1.0))[1]), RESET in entry["change"])
             for entry in by_hand.values()
         ]
     except (KeyError, TypeError, ValueError, AttributeError):

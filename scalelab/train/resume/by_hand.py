@@ -73,8 +73,6 @@ def change_start(run: Run, start: StartStates | None, asked: ByHand, progress: P
             return start
     state = apply_change(state, run.spec, asked.change(state))
     entry = {"step": step, "change": asked.text()}
-    entry |= {"lr_factor": asked.lr_factor} if asked.lr_factor != 1 else {}
-    entry |= {"reset": True} if asked.reset else {}
     run.facts["changes_by_hand"] = run.record["changes_by_hand"] = entries | {str(len(entries) + 1): entry}
     run.event("config_change", step, f"by hand: {asked.text()}")
     return step, [state]

@@ -18,7 +18,7 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.lineage.changes import followed_decisions
+from scalelab.train.lineage.changes import followed_decisions, missing_decisions
 from scalelab.train.resume.change import Change, apply_change, can_reset
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
@@ -166,9 +166,7 @@ def pending_decision(run: Run) -> dict[str, Any] | None:
 def follow_decision(run: Run, decision: Mapping[str, Any], state: TrainState) -> TrainState:
     """The state at `decision["to"]`, changed as decided, and as those before that it is too old to have followed."""
     decisions = run.facts["rewinds"]
-    last = len(decisions)
-    earlier = [str(last - decision["lost"] + i) for i in range(decision["lost"])] if "lost" in decision else []
-    for number in decision.get("missing", earlier):
+    for number in missing_decisions(decisions, str(len(decisions))):
         state = apply_change(state, run.spec, _change_of(decisions[number]))
     return apply_change(state, run.spec, _change_of(decision))
 

@@ -46,12 +46,14 @@ def test_factors_follow_the_present_past_alone():
     rewind = {"lr_factor": 0.7, "reset": False, "missing": []}
     past = {"1": rewind | {"to": 100}, "2": rewind | {"to": 200, "reset": True},
             "3": rewind | {"to": 150, "lr_factor": 0.5, "by_hand": "back_to=150", "followed": 1}}  # fmt: skip
-    record = {"rewinds": past, "changes_by_hand": {"1": {"step": 300, "change": "lr_factor=2", "lr_factor": 2.0}}}
+    record = {"rewinds": past, "changes_by_hand": {"1": {"step": 300, "change": "lr_factor=2, skip_batches=3..5"}}}
     assert list(changes.followed_decisions(past)) == ["1", "3"]
     expected = [1, 0.7, 0.7, 0.35, 0.35, 0.7]
     np.testing.assert_allclose(changes.lr_factors(record, [100, 101, 150, 151, 300, 301]), expected)
     lost = {"1": past["1"], "2": rewind | {"to": 50, "missing": ["1"]}}  # back before the first: both hold from there
     np.testing.assert_allclose(changes.lr_factors({"rewinds": lost}, [50, 51]), [1, 0.49])
+    older = {"1": past["1"], "2": {"lr_factor": 0.7, "reset": False, "to": 50, "lost": 1}}  # as 0.3.0 wrote it
+    np.testing.assert_allclose(changes.lr_factors({"rewinds": older}, [50, 51]), [1, 0.49])
 
 
 @pytest.mark.parametrize("record", [{"rewinds": {"1": {}}}, {"rewinds": {"x": {"by_hand": "", "followed": None}}},
