@@ -17,6 +17,7 @@ from scalelab.optim import schedules
 from scalelab.record import records
 from scalelab.record.jsonlines import last_line
 from scalelab.train.checkpoints import logs, manifest
+from scalelab.train.lineage.changes import present_events
 from scalelab.train.lineage.facts import config_from_facts
 
 
@@ -131,8 +132,8 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
         folder, values, record,
         _one_a_step(line for line in lines if "train_loss" in line),
         _one_a_step(line for line in lines if "val_loss" in line),
-        _one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
-        lost=lost, edited=[*mistyped, *edited], lines=lines,
+        _one_a_step(records.read_layers(folder)), present_events(records.read_events(folder)), manifests, damage,
+        data, no_data, lost=lost, edited=[*mistyped, *edited], lines=lines,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
+from scalelab.train.lineage.changes import followed_decisions, missing_decisions
 from scalelab.train.resume.change import Change, apply_change, can_reset
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
@@ -107,17 +108,7 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     }  # fmt: skip
 
 
-def followed_decisions(past: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Those decisions that a run's present past has followed: going back by hand undoes what its step didn't know."""
-    followed: dict[str, dict[str, Any]] = {}
-    for number, entry in past.items():
-        if entry.get("by_hand"):
-            followed = {earlier: one for earlier, one in followed.items() if int(earlier) <= entry["followed"]}
-        followed[number] = entry
-    return followed
-
-
-def _since_last_by_hand(followed: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _since_last_by_hand(followed: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     entries = list(followed.values())
     last = max((i for i, entry in enumerate(entries) if entry.get("by_hand")), default=-1)
     return entries[last + 1 :]
@@ -186,9 +177,7 @@ def pending_decision(run: Run) -> dict[str, Any] | None:
 def follow_decision(run: Run, decision: Mapping[str, Any], state: TrainState) -> TrainState:
     """The state at `decision["to"]`, changed as decided, and as those before that it is too old to have followed."""
     decisions = run.facts["rewinds"]
-    last = len(decisions)
-    earlier = [str(last - decision["lost"] + i) for i in range(decision["lost"])] if "lost" in decision else []
-    for number in decision.get("missing", earlier):
+    for number in missing_decisions(decisions, str(len(decisions))):
         state = apply_change(state, run.spec, _change_of(decisions[number]))
     return apply_change(state, run.spec, _change_of(decision))
 
