@@ -8,9 +8,9 @@ from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
-from scalelab.diagnose.checks.leaves import scales
-from scalelab.diagnose.checks.logged import resume, throughput
-from scalelab.diagnose.checks.read import data
+from scalelab.diagnose.checks.leaves import measured, scales
+from scalelab.diagnose.checks.logged import measures, resume, throughput
+from scalelab.diagnose.checks.read import by_source, data
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
@@ -19,12 +19,15 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 FAMILIES = (
     rates,
     scales,
+    measured,
     optimizer,
     precision,
     spikes,
     alarms,
     resume,
+    measures,
     data,
+    by_source,
     live,
     throughput,
 )

@@ -70,6 +70,8 @@ def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.nda
     text = (
         f"the loss is {peak:.3g} in steps {where[0]} to {where[1]}, after {before:.3g}: {height:.3g} thresholds above"
     )
+    guarded = evidence.series("loss_sigmas").finite().after(where[0] - 1).until(where[1]).values
+    text += f", by the guard {guarded.max():.3g} standard deviations" if len(guarded) and guarded.max() > SIGMAS else ""
     every = int(evidence.values["log.every_steps"])
     if odd := outliers.describe_odd_batches(evidence, where[0] - every + 1, where[1]):
         return _by_batches(evidence, "test", height, f"{text}; {odd}", where)
