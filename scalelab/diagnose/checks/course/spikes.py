@@ -138,7 +138,8 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
 def check_risen(evidence: Evidence) -> Findings | None:
     """Judge a loss that rose for good, too slowly for a spike, by medians of blocks of lines (stability.md 2.3)."""
     v = evidence.values
-    known = v["schedule.name"] in RESTARTING or ";" in v["data.mixture"] or v["schedule.seq_warmup_tokens"]
+    stages = ";" in str(v.get("data.mixture", ""))
+    known = v.get("schedule.name") in RESTARTING or stages or v.get("schedule.seq_warmup_tokens")
     loss = evidence.series("train_loss").finite().after(max(SETTLED * evidence.steps, v["schedule.warmup_steps"]))
     blocks = len(loss.steps) // BLOCK
     if known:
