@@ -15,7 +15,6 @@ CAUSES = {
     "init_wrong": "the initial logits or the residual stream are too large",
     "attention_logits": "attention logits are so large that a softmax is nearly one-hot",
     "logit_drift": "log Z of the output drifts away from zero",
-    "embedding_unlike": "embedding rows of rare and frequent tokens differ more and more in size",
     "dead_units": "units of the MLP are off for every token",
     "leaf_stuck": "a parameter, head or row has no gradient, or no update",
     "head_stuck": "heads of attention have no gradient",
@@ -34,13 +33,14 @@ CAUSES = {
     "repeated_data": "the same data were read too often",
     "vocabulary_mismatch": "model and tokenizer have vocabularies of other sizes",
     "data_outlier": "batches unlike the others made a spike",
-    "source_stuck": "the loss of one source does not fall while the others' does",
+    "source_stuck": "the loss of one source rises while the whole falls",
     # logged
     "bad_resume": "weights, moments, cursor or seed changed at a restart",
     "bit_flip": "a number changed without an update",
     "damaged_checkpoint": "files of a checkpoint are missing or cut",
     "lost_log": "lines of a log are gone",
     "edited_log": "a log differs from what was counted",
+    "measures_disagree": "logged measures contradict each other",
     "stalled": "the run hung",
     "failed": "the run ended with an error",
     "data_bound": "devices wait for data",
@@ -89,7 +89,7 @@ CAUSES = {
 NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses", "eps_dominates")
 LOGITS = ("attention_logits", "logit_drift")
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
-BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "embedding_unlike", "dead_units")
+BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "dead_units")
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "lr_too_high": (*BLOW_UP, "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
@@ -104,6 +104,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "moments_poisoned": (*SPIKES, *LOGITS, "lr_too_high"),
     "bad_resume": (*SPIKES, "lr_too_high"),
     "bit_flip": (*BLOW_UP, "lr_too_high"),
+    "measures_disagree": ("moments_poisoned",),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),
     "repeated_data": ("logit_drift",),

@@ -154,7 +154,9 @@ def check_logs(evidence: Evidence) -> Findings | None:
     """Judge lost lines of logs, which rank first, and edited logs, which rank last."""
     confirm = f"scalelab checkpoint verify --all {evidence.quoted}"
     knob = "put the file back from a copy; what it said is not judged"
-    findings = []
+    findings = list[Verdict | Gap]()
+    if not evidence.record and not evidence.manifests and not (evidence.lost or evidence.edited):
+        return [Gap("lost_log", "no record and no checkpoint count the lines", "record.json")]
     if evidence.lost:
         text = "; ".join(evidence.lost)
         verdict = make_verdict("lost_log", "test", np.inf, text, knob, confirm)
@@ -198,6 +200,8 @@ def check_copies(evidence: Evidence) -> Findings | None:
 @asks("how the run ended")
 def check_end(evidence: Evidence) -> Findings | None:
     """Judge a run that a disk, a peer or a hang ended: it did not diverge."""
+    if not evidence.record and not evidence.events:
+        return [Gap("failed", "no logbook", "events.jsonl")]
     findings = []
     for kind in ("stalled", "failed"):
         for event in evidence.kinds(kind)[-1:]:
