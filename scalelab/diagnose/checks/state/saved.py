@@ -179,7 +179,7 @@ def check_norms(evidence: Evidence) -> Findings:
     own = [m for m in (find_adam_moments(evidence, saved[-1]) if saved else []) if ".rest." not in m.place]
     if not own or not plain or coupled or v["optim.name"] not in ADAMS or own[0].mu.keys() != saved[-1].params.keys():
         return []
-    if int(saved[-1].arrays["skipped"]) or _restarted(evidence, 1, saved[-1].step):
+    if evidence.edited or evidence.lost or int(saved[-1].arrays["skipped"]) or _restarted(evidence, 1, saved[-1].step):
         return []
     return [*_judge_sum(evidence, saved[-1], own[0]), Judged(NORMS)]
 
