@@ -1,8 +1,10 @@
-"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live]
+"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live] [--accept=CAUSE,…]
 
 Name what is wrong with a run, the likeliest cause first: the evidence with its figures and steps, the knob to turn, and
-what would confirm it. The evidence is the run's folder and a sample of its data; nothing is trained or changed. Where a
-signal is missing, the last lines say which config key writes it.
+what would confirm it. The evidence is the run's folder and a sample of its data; nothing is trained or changed. The
+last lines say what was judged and what was not, by the lines of a contract that every run is asked: its code, each
+leaf, what it read, what it logged, the optimizer's state, its settings, its course. Where a signal is missing they say
+what writes it. "healthy" is said where all was judged, else "no cause found".
 
 --live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
 targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
@@ -10,11 +12,13 @@ what does the optimizer make of constant gradients, is the loss too curved for t
 give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
+--accept names causes that are meant (no decay, an order on purpose), as the config key diagnose.accept does: they are
+listed as accepted and are no findings; nothing else is hidden.
 
 Kinds of evidence: `test` (the cause itself was measured), `signature` (hardly anything else looks like it), `symptom`
 (other causes may look the same).
 
-Exit code: 0 healthy (and after --batch), 1 a cause was found, 2 bad input.
+Exit code: 0 no cause found, or only accepted ones (and after --batch), 1 a cause was found, 2 bad input.
 
     scalelab diagnose runs/mine
 """
@@ -25,7 +29,8 @@ from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
 
 if TYPE_CHECKING:
-    from scalelab.diagnose.verdict import Gap, Verdict
+    from scalelab.diagnose.rank import Diagnosis, Line
+    from scalelab.diagnose.verdict import Verdict
 
 
 def main(argv: list[str]) -> int:
@@ -39,14 +44,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--batch", type=int, metavar="STEP", help="show what this step read, instead of judging the run"
     )
+    parser.add_argument(
+        "--accept", action="append", default=[], metavar="CAUSE,…", help="causes that are meant: listed as accepted"
+    )
     add_trust_option(parser)
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)
-    found = api.diagnose(options.run, live=options.live, against=options.against)
+    found = api.diagnose(options.run, live=options.live, against=options.against, accept=options.accept)
     if options.json != "-":
-        gaps = map(_gap_line, found.diagnosis.gaps)
-        print("\n".join([*_verdict_lines(found.diagnosis.verdicts, found.spike_score), *gaps]))
+        print("\n".join([*_answer(found.diagnosis, found.spike_score), *_contract_lines(found.diagnosis)]))
     more = {} if found.against is None else {"against": found.against}
     emit_json({"run": options.run} | found.diagnosis.as_json() | more, options.json)
     return 1 if found.diagnosis.verdicts else 0
@@ -72,10 +79,16 @@ def _show_batch(batch: "api.ReadBatch", destination: str | None) -> int:
     return 0
 
 
-def _verdict_lines(verdicts: "list[Verdict]", spike_score: float | None) -> list[str]:
-    if not verdicts:
+def _answer(diagnosis: "Diagnosis", spike_score: float | None) -> list[str]:
+    lines = _verdict_lines(diagnosis.verdicts)
+    if not lines:
         score = "" if spike_score is None else f"; spike score {spike_score:.2g}"
-        return [f"healthy: no cause found in the signals that this run has{score}"]
+        whole = "healthy: all was judged, and no cause found"
+        lines = [(whole if diagnosis.is_whole else "no cause found in what was judged") + score]
+    return [*lines, *(f"accepted: {verdict.cause}: {verdict.evidence}" for verdict in diagnosis.accepted)]
+
+
+def _verdict_lines(verdicts: "list[Verdict]") -> list[str]:
     lines = []
     for number, verdict in enumerate(verdicts, 1):
         steps = "" if verdict.steps is None else f", steps {verdict.steps[0]} to {verdict.steps[1]}"
@@ -86,6 +99,15 @@ def _verdict_lines(verdicts: "list[Verdict]", spike_score: float | None) -> list
     return lines
 
 
-def _gap_line(gap: "Gap") -> str:
-    anyway = f"; without it: {gap.anyway}" if gap.anyway else ""
-    return f"not judged: {gap.cause}: {gap.missing}; needs {gap.how}{anyway}"
+def _contract_lines(diagnosis: "Diagnosis") -> list[str]:
+    return [f"{name}: {_judged(line)}" for name, line in diagnosis.lines.items()]
+
+
+def _judged(line: "Line") -> str:
+    """What was judged of a line of the contract; and what was not, with one reason for all causes that share it."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for gap in line.gaps:
+        by_reason.setdefault((gap.missing, gap.how), []).append(gap.cause)
+    missing = [f"{', '.join(dict.fromkeys(c))} ({why}; needs {how})" for (why, how), c in by_reason.items()]
+    parts = [f"judged: {'; '.join(line.judged) or 'nothing'}"]
+    return "; ".join([*parts, *([f"not judged: {'; '.join(missing)}"] if missing else [])])

@@ -26,7 +26,11 @@ D may be a folder in an object store, s3://bucket/path or gs://bucket/path (docs
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
 component; --force starts it. Under model.remat=auto the policy that recomputes least and fits is chosen and printed.
 
-Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
+Alarms of the guard are told on the terminal, by the trackers, and to a command of your own
+(--config.log.alert=COMMAND).
+
+Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 3 ended by the guard (guard.policy=skip,
+rewind), 75 stopped by a signal after saving.
 
     scalelab train --config=tiny --workdir=runs/mine --config.optim.peak_lr=3e-3
 """
@@ -99,6 +103,8 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     if trained.process == 0:
         _print(trained, options.json)
+    if trained.ended_by == "guard":
+        return 3
     return {"done": 0, records.STOPPED_EARLY_STATUS: 0, "stopped": 75}.get(trained.status, 1)
 
 

@@ -1,8 +1,11 @@
-"""Run all checks over one run's evidence, rank the verdicts, and list the gaps."""
+"""Run all checks over one run's evidence, rank the verdicts, and list what was judged and what was not."""
 
 import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scalelab.diagnose.checks import knobs
+from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
@@ -13,60 +16,137 @@ from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Gap, Judged, Verdict
+from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
-    rates, scales, moved, leaves_live, optimizer, precision, saved_state, spikes, alarms, resume, data, live, throughput
-)  # fmt: skip
-SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
-# {cause: causes that it brings about}, which are ranked after it.
-BRINGS_ABOUT = {
-    "lr_too_high": ("attention_logits", "logit_drift", "edge_of_stability", *SPIKES),
-    "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
-    "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
-    "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
-}
+    rates,
+    scales,
+    moved,
+    leaves_live,
+    optimizer,
+    precision,
+    saved_state,
+    spikes,
+    alarms,
+    resume,
+    data,
+    live,
+    throughput,
+)
+# Lines of the contract: the folders of `checks/`, in the order in which a run is asked.
+LINES = ("code", "leaves", "read", "logged", "state", "settings", "course")
+WARNINGS = ("LR", "schedule", "precision", "layout")  # kinds of events that warn at a run's start
+WARNED = 0.5  # score that a warning at the start adds to a verdict on the same key
+
+
+class Line(NamedTuple):
+    """A line of the contract: what was judged of it, in words, and what was not."""
+
+    judged: list[str]
+    gaps: list[Gap]
 
 
 class Diagnosis(NamedTuple):
-    """Verdicts, the likeliest first, gaps, and what was judged. A run without a verdict is healthy by its signals."""
+    """Verdicts, the likeliest first, those that the user accepts, gaps, and what was judged: all, and by line."""
 
     verdicts: list[Verdict]
     gaps: list[Gap]
     judged: list[str]
+    lines: Mapping[str, Line] = {}
+    accepted: Sequence[Verdict] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether something of every line was judged, and nothing was not."""
+        return bool(self.lines) and not self.gaps and all(line.judged for line in self.lines.values())
+
+    def with_verdicts(self, more: Sequence[Verdict], accept: Collection[str]) -> "Diagnosis":
+        """Add verdicts that no check of the run alone gives."""
+        ranked = rank_verdicts([*self.verdicts, *self.accepted, *more])
+        return self._replace(
+            verdicts=[each for each in ranked if each.cause not in accept],
+            accepted=[each for each in ranked if each.cause in accept],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Convert to plain JSON."""
+        lines = {
+            name: {"judged": line.judged, "not_judged": [gap._asdict() for gap in line.gaps]}
+            for name, line in self.lines.items()
+        }
         return {
             "verdicts": [verdict._asdict() for verdict in self.verdicts],
             "gaps": [gap._asdict() for gap in self.gaps],
             "judged": self.judged,
+            "lines": lines,
+            "accepted": [verdict._asdict() for verdict in self.accepted],
         }
 
 
-def diagnose(evidence: Evidence) -> Diagnosis:
-    """Run every check; a cause is listed once, by its strongest verdict."""
-    checks = itertools.chain.from_iterable(family.CHECKS for family in FAMILIES)
-    findings = [finding for check in checks for finding in check(evidence)]
+def diagnose(evidence: Evidence, accept: Collection[str] = ()) -> Diagnosis:
+    """Run every check; a cause is listed once, by its strongest verdict. `accept`: causes that are meant."""
+    by_line: dict[str, list[Verdict | Gap | Judged]] = {name: [] for name in LINES}
+    for family in FAMILIES:
+        by_line.setdefault(line_of(family.__name__), []).extend(
+            itertools.chain.from_iterable(check(evidence) for check in family.CHECKS)
+        )
     best: dict[str, Verdict] = {}
-    for verdict in (finding for finding in findings if isinstance(finding, Verdict)):
+    for verdict in (each for part in by_line.values() for each in part if isinstance(each, Verdict)):
         if verdict.cause not in best or verdict.score > best[verdict.cause].score:
             best[verdict.cause] = verdict
-    gaps = [finding for finding in findings if isinstance(finding, Gap) and finding.cause not in best]
+    lines = {name: _make_line(findings, best) for name, findings in by_line.items()}
+    gaps = [gap for line in lines.values() for gap in line.gaps]
+    judged = [what for line in lines.values() for what in line.judged]
+    verdicts = [_complete(verdict, evidence) for verdict in best.values()]
+    return Diagnosis([], gaps, judged, lines).with_verdicts(verdicts, accept)
+
+
+def line_of(module: str) -> str:
+    """Find the line of a family's module: the folder of `checks/` that it lies in."""
+    return module.partition(".checks.")[2].partition(".")[0]
+
+
+def _make_line(findings: Findings, named: Collection[str]) -> Line:
     judged = dict.fromkeys(finding.what for finding in findings if isinstance(finding, Judged))
-    return Diagnosis(rank_verdicts(list(best.values())), gaps, list(judged))
+    gaps = dict.fromkeys(each for each in findings if isinstance(each, Gap) and each.cause not in named)
+    return Line(list(judged), list(gaps))
 
 
-def rank_verdicts(verdicts: list[Verdict]) -> list[Verdict]:
-    """Sort verdicts by score; one that is brought about by another, of at least its kind, comes after it."""
-    causes = {verdict.cause: verdict for verdict in verdicts}
+def _complete(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Add to a verdict what `train` warned of at the start, and leave out of its knob what the run has already."""
+    keys = knobs.changes_of(verdict.knob, evidence.values)
+    warned = [str(e.get("text", "")) for e in evidence.kinds(*WARNINGS) if not e.get("step")]
+    text = next((text for text in warned if any(f"{key}=" in text for key in keys)), "")
+    if text:
+        said = f"{verdict.evidence}; train warned at the start: {text.partition(';')[0]}"
+        verdict = verdict._replace(evidence=said, score=verdict.score + WARNED)
+    return verdict._replace(knob=knobs.without_present(verdict.knob, evidence.values))
 
-    def place(verdict: Verdict) -> float:
-        explained = [
-            causes[cause].score
-            for cause, effects in BRINGS_ABOUT.items()
-            if cause in causes and verdict.cause in effects and causes[cause].score > verdict.score - 1
-        ]
-        return min([verdict.score, *(score - 0.01 for score in explained)])
 
-    return sorted(verdicts, key=place, reverse=True)
+def rank_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sort verdicts by score; one that another has brought about comes after it."""
+    places: dict[str, float] = {}
+
+    def place(verdict: Verdict, above: tuple[str, ...] = ()) -> float:
+        if verdict.cause not in places:
+            causes = [c for c in verdicts if c.cause not in (*above, verdict.cause) and _explains(c, verdict)]
+            least = [place(cause, (*above, verdict.cause)) - 0.01 for cause in causes]
+            places[verdict.cause] = min([verdict.score, *least])
+        return places[verdict.cause]
+
+    for verdict in sorted(verdicts, key=lambda verdict: -verdict.score):
+        place(verdict)
+    return sorted(verdicts, key=lambda verdict: -places[verdict.cause])
+
+
+def _explains(cause: Verdict, effect: Verdict) -> bool:
+    """Whether `cause` brings `effect` about, is not later, and is of evidence strong enough beside it."""
+    if effect.cause not in BRINGS_ABOUT.get(cause.cause, ()):
+        return False
+    if cause.score <= effect.score - 1 - (effect.cause in NUMBERS):
+        return False
+    mutual = cause.cause in BRINGS_ABOUT.get(effect.cause, ())
+    first, then = (verdict.steps[0] if verdict.steps else None for verdict in (cause, effect))
+    if first is None or then is None:
+        return not mutual or cause.score > effect.score
+    return first < then or (first == then and (not mutual or cause.score > effect.score))

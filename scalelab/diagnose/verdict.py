@@ -1,8 +1,12 @@
 """Results of checks: verdicts with their evidence, what was judged, and gaps where a signal to judge by is missing."""
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from scalelab.diagnose.evidence import Evidence
 
 # {kind of evidence: base score}, the strongest first; verdicts of a stronger kind are ranked first.
 KINDS = {"test": 3.0, "signature": 2.0, "symptom": 1.0}
@@ -41,6 +45,25 @@ class Judged(NamedTuple):
 
 
 Findings = Sequence[Verdict | Gap | Judged]
+
+
+def asks(what: str) -> Callable[[Callable[["Evidence"], Findings | None]], Callable[["Evidence"], Findings]]:
+    """Decorate a check that asks `what`, in the words of the contract, so that it returns `Judged(what)` too.
+
+    Not where it returns a Gap, or None: the question is of other runs (Adam's eps under SGD).
+    """
+
+    def decorate(check: Callable[["Evidence"], Findings | None]) -> Callable[["Evidence"], Findings]:
+        @functools.wraps(check)
+        def ask(evidence: "Evidence") -> Findings:
+            findings = check(evidence)
+            if findings is None or any(isinstance(finding, Gap) for finding in findings):
+                return findings or []
+            return [*findings, Judged(what)]
+
+        return ask
+
+    return decorate
 
 
 def make_verdict(

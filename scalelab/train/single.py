@@ -92,6 +92,7 @@ def train_single(
     return {
         "name": run.name,
         "status": run.status,
+        "ended_by": run.record.get("ended_by", ""),
         "final_step": outcome.final_step,
         "resumed_from": outcome.resumed_from,
         "val_loss": run.val_loss,

@@ -50,7 +50,7 @@ def edit(run, step, **changed):
 
 def test_a_healthy_run_is_0_and_a_cause_is_1(run, capsys):
     assert main(["diagnose", str(run)]) == 0
-    assert capsys.readouterr().out.startswith("healthy")
+    assert capsys.readouterr().out.startswith("no cause found in what was judged")
     edit(run, 3, lr=-1.0)
     assert main(["diagnose", str(run)]) == 1
     text = capsys.readouterr().out
@@ -63,10 +63,13 @@ def test_a_healthy_run_is_0_and_a_cause_is_1(run, capsys):
 def test_a_missing_signal_names_the_key_that_writes_it(run, capsys):
     (run / "layers.jsonl").unlink()
     assert main(["diagnose", str(run)]) == 0
-    assert (
-        "not judged: attention_logits" in (text := capsys.readouterr().out)
-        and "; needs log.layers_every=10; without it: " in text
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("leaves: ")]
+    assert re.search(
+        r"; not judged: .*\battention_logits\b.* \(no measures of layers; needs log.layers_every=10\)", line
     )
+    assert main(["diagnose", str(run), "--json=-"]) == 0
+    gaps = {gap["cause"]: gap for gap in json.loads(capsys.readouterr().out)["gaps"]}
+    assert "a benign loss curve does not exclude it" in gaps["attention_logits"]["anyway"]
 
 
 def test_nothing_of_the_run_is_changed(run, capsys):

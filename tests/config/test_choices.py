@@ -23,6 +23,7 @@ from scalelab.config.keys import Key
 from scalelab.configs import tiny
 from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
+from scalelab.diagnose.checks.causes import split_causes
 from scalelab.errors import BadInput
 from scalelab.hf.options import rope_constraints
 from scalelab.laws.fits import study
@@ -136,6 +137,7 @@ ELSEWHERE = {
     "parallel.sums": lambda: FP32.of_model("zzz", "none"),
     "parallel.schedule": lambda: ticks.make_tick_table("zzz", 2, 2),
     "log.role": lambda: study.ROLES["zzz"],
+    "diagnose.accept": lambda: split_causes(["zzz"], "diagnose.accept"),
     "sweep.pack": lambda: program.PACKINGS[program.resolve_packing("zzz")],
 }
 

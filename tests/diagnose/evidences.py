@@ -9,6 +9,7 @@ import numpy as np
 from scalelab.config.keys import default_values
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.rank import diagnose
+from scalelab.diagnose.verdict import Judged
 
 STEPS, WARMUP = 400, 20
 N = 40_000  # parameters
@@ -48,6 +49,7 @@ def healthy(**changed):
         "status": "done", "steps": STEPS, "params": {"total": N},
         "params_by_group": {"attention": 8000, "mlp": 16000, "norms": 160, "embed": 8000, "head": 8000},
         "dtypes": {"parameters": ["float32"], "moments": ["float32"]},
+        "seconds": {"data": 1.0, "save": 1.0, "eval": 1.0, "dispatch": 1.0, "device": 10.0, "steps": STEPS},
     }  # fmt: skip
     evaluations = [{"step": int(step), "val_loss": float(loss[step - 1])} for step in (100, 200, 300, 400)]
     scheduled = dict(zip(steps.tolist(), lr.tolist(), strict=True))
@@ -85,6 +87,16 @@ def doctor_layers(evidence, name, change):
 def with_record(evidence, **changed):
     """The evidence with values of its record replaced."""
     return dataclasses.replace(evidence, record=evidence.record | changed)
+
+
+def ask(check, evidence):
+    """The verdicts and gaps of one check, without what it judged."""
+    return [finding for finding in check(evidence) if not isinstance(finding, Judged)]
+
+
+def recorded_gaps(evidence):
+    """What the run's record could have told, without those that only `--live` can close."""
+    return [gap for gap in diagnose(evidence).gaps if gap.how != "--live"]
 
 
 def causes(evidence):

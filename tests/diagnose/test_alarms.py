@@ -9,7 +9,7 @@ import numpy as np
 from scalelab.diagnose.checks.course.spikes import check_spikes
 from scalelab.diagnose.rank import diagnose
 from tests.diagnose import test_data_checks
-from tests.diagnose.evidences import causes, doctor, healthy
+from tests.diagnose.evidences import ask, causes, doctor, healthy
 
 
 def alarm(step, signal, text="loss 6.2 nats above 4.1, 22 standard deviations above the window", **fields):
@@ -58,11 +58,11 @@ def test_odd_batches_of_the_steps_of_a_spike_make_it_a_matter_of_data():
     run = coarse(alarm(204, "loss", sigmas=22.0, to=206, value=6.2, threshold=4.1))
     data = dataclasses.replace(test_data_checks.sample(vocab_size=256), batches=batches)
     run = dataclasses.replace(run, data=data)
-    (verdict,) = check_spikes(run)
+    (verdict,) = ask(check_spikes, run)
     assert (verdict.cause, verdict.kind) == ("data_outlier", "test")
     assert "the batches of 3 steps from 204 to 206 are usual tokens in random order" in verdict.evidence
     moved = coarse(alarm(304, "loss", sigmas=22.0, to=306, value=6.2, threshold=4.1))
-    assert [v.cause for v in check_spikes(dataclasses.replace(moved, data=run.data))] == ["spike_benign"]
+    assert [v.cause for v in ask(check_spikes, dataclasses.replace(moved, data=run.data))] == ["spike_benign"]
 
 
 def test_a_jump_after_an_ordinary_update_is_the_batch_s_however_slowly_the_weights_come_back():

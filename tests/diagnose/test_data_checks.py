@@ -9,7 +9,7 @@ import pytest
 from scalelab.diagnose.checks.read.bigrams import window_scores
 from scalelab.diagnose.checks.read.data import check_data, check_repetition, check_too_good
 from scalelab.diagnose.sample import DataSample
-from tests.diagnose.evidences import healthy
+from tests.diagnose.evidences import ask, healthy
 
 V, S, N = 64, 65, 400
 CHAIN = np.random.default_rng(0).dirichlet(np.full(V, 0.05), size=V).cumsum(axis=1)
@@ -37,7 +37,7 @@ def sample(tokens=None, documents=None, order=None, vocab_size=V, epochs=0.5):
 
 def found(data, check=check_data, **changed):
     run = dataclasses.replace(healthy(model__vocab_size=V, **changed), data=data)
-    return {verdict.cause: verdict for verdict in check(run)}
+    return {verdict.cause: verdict for verdict in ask(check, run)}
 
 
 def with_rows(replace):
@@ -80,22 +80,22 @@ def test_a_fault_of_the_data_is_named(fault):
 def test_other_data_than_the_runs_are_told_and_not_judged():
     data = sample(order=np.arange(N))
     run = dataclasses.replace(healthy(), data=data, record={"data": {"fingerprint": "other"}})
-    assert [verdict.cause for verdict in check_data(run)] == ["data_changed"]
+    assert [verdict.cause for verdict in ask(check_data, run)] == ["data_changed"]
 
 
 def test_repetition_needs_epochs_and_a_gap():
     evaluations = [{"step": 400, "val_loss": 4.5}]
     run = dataclasses.replace(healthy(), data=sample(epochs=30.0), evaluations=evaluations)
-    (verdict,) = check_repetition(run)
+    (verdict,) = ask(check_repetition, run)
     assert verdict.cause == "repeated_data" and "30 times" in verdict.evidence
     run = dataclasses.replace(run, evaluations=[{"step": 400, "val_loss": 3.3}])
-    assert check_repetition(run) == []
+    assert ask(check_repetition, run) == []
 
 
 def test_a_loss_below_the_entropy_rate_sees_its_targets():
     run = healthy()
-    assert check_too_good(dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.0}})) == []
-    (verdict,) = check_too_good(dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.6}}))
+    assert ask(check_too_good, dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.0}})) == []
+    (verdict,) = ask(check_too_good, dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.6}}))
     assert verdict.cause == "mask_leak"
 
 

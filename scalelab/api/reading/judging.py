@@ -26,10 +26,11 @@ from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
 from scalelab.diagnose.batch import Sequence as ReadSequence
 from scalelab.diagnose.batch import describe_batch
+from scalelab.diagnose.checks.causes import split_causes
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
 from scalelab.diagnose.probes.probes import run_probes
-from scalelab.diagnose.rank import Diagnosis, rank_verdicts
+from scalelab.diagnose.rank import Diagnosis
 from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
@@ -59,20 +60,25 @@ class Diagnosed(NamedTuple):
 
 
 @check_arguments()
-def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> Diagnosed:
+def diagnose(
+    run: Path, *, live: bool = False, against: Path | None = None, accept: str | Sequence[str] = ()
+) -> Diagnosed:
     """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
 
-    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with.
+    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with; `accept`: causes that
+    are meant, besides those of the config's diagnose.accept. BadInput for an unknown cause.
     """
+    asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
     evidence = gather_evidence(pathlib.Path(run))
+    accepted = {*asked, *split_causes([evidence.values["diagnose.accept"]], "diagnose.accept")}
     if live:
         evidence = run_probes(evidence)
-    diagnosis, comparison = judge(evidence), None
+    diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
         from scalelab.diagnose.against import judge_against
 
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
-        diagnosis = diagnosis._replace(verdicts=rank_verdicts([*diagnosis.verdicts, *verdicts]))
+        diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
 
 

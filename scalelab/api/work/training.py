@@ -46,7 +46,10 @@ TWO_BATCHES = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The end of a run's training. Losses are nats a token; `process` is the index of this process."""
+    """The end of a run's training. Losses are nats a token; `process` is the index of this process.
+
+    `ended_by`: "guard" where its policy ended the run.
+    """
 
     name: str
     status: str
@@ -58,6 +61,7 @@ class Trained:
     tokens_per_s: float | None
     params_digest: str
     folder: str
+    ended_by: str = ""
     process: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     if copies := gathered_bytes(static) + slot_bytes(static):
         parts["copies"] = copies
     parts |= {"average": by_part["ema"]} if static.ema else {}
+    parts |= {"kept state": sum(by_part.values())} if static.guard.rerun else {}
     return parts | ({"variables": by_part["variables"]} if by_part["variables"] else {})
 
 

@@ -112,7 +112,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
     """Decide, and write down, where the run goes back to; false if it ends instead, as diverged."""
     decision = broadcast_from_first(lambda: _plan_rewind(run, call, checkpoints, name))
     if "to" not in decision:
-        run.diverge(call.step, decision["why"])
+        run.diverge(call.step, decision["why"], by_guard=True)
         run.keep_record(call.step)
         return False
     decisions = broadcast_from_first(lambda: read_decisions(run.folder))

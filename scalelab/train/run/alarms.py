@@ -206,9 +206,8 @@ class Alarms:
             flagged = first >= 0 and (why != "diverged" or since is None or first < since)
             self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
         if self.policy.acts and not self.policy.rewinds and why == "diverged":
-            self.run.diverge(
-                step, "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
-            )
+            why = "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
+            self.run.diverge(step, why, by_guard=True)
 
     def _risen(self, step: int, losses: np.ndarray, report: incident.Report) -> None:
         series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])

@@ -22,6 +22,7 @@ from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.feed import Feed, GuardMemory
 from scalelab.train.run.reader import MetricReader
+from scalelab.train.run.rerun import Rerun, Taken, copy_states
 from scalelab.train.run.run import Run
 from scalelab.train.run.session import Progress, Saver, Session
 from scalelab.train.run.trackers.sinks import SinkReport
@@ -107,6 +108,7 @@ class _Parts(NamedTuple):
     checkpoints: Saver
     pulse: Pulse
     session: Session
+    rerun: Rerun | None  # guard.rerun
 
 
 def _prepare(
@@ -133,7 +135,8 @@ def _prepare(
         for i, (run, memory) in enumerate(zip(runs, memories, strict=True))
     ]
     reader = MetricReader(runs, feed, session.progress, pulse, alarms)
-    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session)
+    rerun = Rerun(runs, program) if runs[0].config.guard.rerun else None
+    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session, rerun)
 
 
 def _take_steps(
@@ -186,8 +189,11 @@ def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:
     pulse.enter("train", step)
     batches = feed.take(step, n)
     pulse.enter(reader.waits_for(), step + n)
+    before = copy_states(states) if parts.rerun else None
     with pulse.timed("dispatch" if pulse.seconds.get("compile") else "compile"):
         states, metrics = parts.program.advance(states, batches, n)
+    if parts.rerun:
+        states, metrics = parts.rerun.judge(before, batches, step, n, Taken(states, metrics))
     pulse.enter("train", step)
     with pulse.timed("data"):
         feed.prepare(step + n)

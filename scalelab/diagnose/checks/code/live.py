@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
 LEAK = 1e-3  # change of a logit / their RMS; exactly 0 without a leak (masked products are multiplied by exact zeros)
 RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
@@ -11,16 +11,18 @@ SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms:
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
 EDGE = 2.0  # sharpness x LR / where the optimizer becomes unstable; healthy runs: up to 1.4 (SGD), 0.3 (AdamW)
+UNASKED = "the program was not asked", "--live"  # of what the probes measure
 SETTLED = 50  # first steps to leave out: sqrt(v) of rare tokens' weights is near 0 there, and quotients by it are huge
 EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
 SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
 
 
-def check_model(evidence: Evidence) -> Findings:
+@asks("masks, targets, norms, micro-batches")
+def check_model(evidence: Evidence) -> Findings | None:
     """Judge masks, targets, norms and accumulation of the code on this machine."""
     p, step = evidence.probes, evidence.probes.get("step")
     if step is None:
-        return []
+        return [Gap(cause, *UNASKED) for cause in ("mask_leak", "label_shift", "missing_1_over_K", "norm_missing")]
     where, findings = (step, step), []
     for name, what, knob in (
         ("future_leak", "later tokens", "the causal mask"),
@@ -46,9 +48,12 @@ def _test(cause: str, over: float, text: str, knob: str, where: tuple[int, int])
     return make_verdict(cause, "test", over, text, knob, "measured on the model itself; mend it and run again", where)
 
 
-def check_optimizer(evidence: Evidence) -> Findings:
+@asks("updates on constant gradients; moments against gradients")
+def check_optimizer(evidence: Evidence) -> Findings | None:
     """Judge updates on constant gradients, and moments against the gradients of the last state."""
-    p, findings = evidence.probes, []
+    p, findings = evidence.probes, list[Verdict]()
+    if not p:
+        return [Gap(cause, *UNASKED) for cause in ("no_bias_correction", "moments_poisoned")]
     sizes = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("update_rms/")}
     if sizes and (settled := sizes[max(sizes)]) > 0:
         largest = max(sizes, key=lambda step: sizes[step])
@@ -66,14 +71,19 @@ def check_optimizer(evidence: Evidence) -> Findings:
     return findings
 
 
-def check_sharpness(evidence: Evidence) -> Findings:
+@asks("curvature against the LR")
+def check_sharpness(evidence: Evidence) -> Findings | None:
     """Judge a loss too curved for the LR: training at the edge of stability, or beyond it.
 
     Sharpness settles at the edge in many runs that are healthy (Cohen et al. 2021), so the verdict begins above it.
     """
     p = evidence.probes
     limit, product = p.get("sharpness_limit"), p.get("sharpness_lr", 0.0)
-    if limit is None or not product > EDGE * limit:
+    if not p:
+        return [Gap("edge_of_stability", *UNASKED)]
+    if limit is None:
+        return None
+    if not product > EDGE * limit:
         return []
     if p["sharpness_step"] < SETTLED:
         return [
@@ -100,13 +110,16 @@ def check_sharpness(evidence: Evidence) -> Findings:
     ]
 
 
-def check_replay(evidence: Evidence) -> Findings:
+@asks("steps run again")
+def check_replay(evidence: Evidence) -> Findings | None:
     """Judge steps run again from saved states: a differing line is the run's fault, unless two replays differ too.
     After a restart with right weights but wrong batches or LR, all lines differ. After a flipped bit, the next saved
     state holds it, so later replays agree again.
     """
     p = evidence.probes
     replays = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("replay/")}
+    if not replays:
+        return [Gap("bit_flip", *(UNASKED if not p else ("no line after a saved step", "checkpoint.keep_last=3")))]
     differ = sorted(step for step, value in replays.items() if value > SAME)
     if not differ:
         return []

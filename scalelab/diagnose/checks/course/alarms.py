@@ -9,12 +9,14 @@ from typing import NamedTuple
 from scalelab.diagnose.checks.settings.rates import SHORT_WARMUP
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import SIGMAS
-from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.precision.policy import POLICIES
 
 LASTING = ("persistent", "growing")  # shapes of a lasting incident (train/step/incident.py)
 PASSED = ("benign", "slow")
 BAD_STEPS = 3  # least number of steps skipped for numbers that are not finite; fewer are judged by their effects
+
+NO_GUARD = [Gap("guard_alarms", "guard.policy=off", "guard.policy=watch")]
 
 
 class Incident(NamedTuple):
@@ -53,8 +55,11 @@ def incidents(evidence: Evidence) -> list[Incident]:
     return [*closed, *([current] if current else [])]
 
 
-def check_start(evidence: Evidence) -> Findings:
+@asks("the guard's alarms of the first steps")
+def check_start(evidence: Evidence) -> Findings | None:
     """Judge updates or losses too large in the first steps: a missing warm-up, or an LR that is too high."""
+    if _unguarded(evidence):
+        return NO_GUARD
     findings: list[Verdict] = []
     for event in _first_of_each(evidence, "large_updates", "early"):
         step, short = int(event["step"]), float(evidence.values["schedule.warmup_steps"] or 0)
@@ -70,8 +75,11 @@ def check_start(evidence: Evidence) -> Findings:
     return findings
 
 
-def check_lasting(evidence: Evidence) -> Findings:
+@asks("the guard's lasting alarms")
+def check_lasting(evidence: Evidence) -> Findings | None:
     """Judge a loss that rose for good, a gradient norm that climbs, and a run that the guard gave up."""
+    if _unguarded(evidence):
+        return NO_GUARD
     findings: list[Verdict] = []
     causes = {
         "risen": ("spike_growing", "symptom", "a lower LR or optim.clip_norm, model.qk_norm"),
@@ -87,11 +95,14 @@ def check_lasting(evidence: Evidence) -> Findings:
     return findings
 
 
-def check_bad(evidence: Evidence) -> Findings:
+@asks("steps that are not finite")
+def check_bad(evidence: Evidence) -> Findings | None:
     """Judge steps skipped for a number that was not finite, in a format that does not overflow by itself."""
     policy = POLICIES[evidence.values["precision.name"]]
     skipped = [event for event in evidence.kinds("skip", "guard") if event.get("signal") == "bad"]
-    if policy.scaled_loss or "float16" in (policy.compute, policy.backward) or len(skipped) < BAD_STEPS:
+    if policy.scaled_loss or "float16" in (policy.compute, policy.backward):
+        return None
+    if len(skipped) < BAD_STEPS:
         return []
     first, last = int(skipped[0]["step"]), int(skipped[-1]["step"])
     text = f"{len(skipped)} steps were skipped or lost a micro-batch, the first at step {first}: "
@@ -99,6 +110,11 @@ def check_bad(evidence: Evidence) -> Findings:
     knob = "a lower LR; the loss's own term or data"
     confirm = f"scalelab diagnose {evidence.quoted} --batch={first}"
     return [make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, knob, confirm, (first, last))]
+
+
+def _unguarded(evidence: Evidence) -> bool:
+    """Whether no guard watched the run."""
+    return str(evidence.values["guard.policy"]) == "off"
 
 
 def _first_of_each(evidence: Evidence, *signals: str) -> list[dict]:

@@ -15,7 +15,7 @@ from scalelab.diagnose.statistics import (
     safe_log,
     smooth_values,
 )
-from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
 RECOVERY = 32  # lines after which a benign spike is over (stability.md 2.9)
 ORDINARY_UPDATE = 2.0  # last update norm before a jump / its median, below which the weights did not cause the jump
@@ -28,7 +28,8 @@ LEAST_FOR_GOOD = 0.05  # in ln loss
 SETTLED = 0.1  # share of a run whose loss falls too fast to be compared with its past
 
 
-def check_spikes(evidence: Evidence) -> Findings:
+@asks("spikes of the loss")
+def check_spikes(evidence: Evidence) -> Findings | None:
     """Judge losses far above their past, in logged lines and in the guard's alarms between them."""
     loss = evidence.series("train_loss").after(max(SETTLED * evidence.steps, evidence.values["schedule.warmup_steps"]))
     verdicts: list[Verdict] = []
@@ -43,7 +44,9 @@ def check_spikes(evidence: Evidence) -> Findings:
             for incident in alarms.incidents(evidence)
             if not any(first <= incident.last and incident.first <= last for first, last in seen)
         ]
-    return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
+    if not verdicts and len(loss.steps) < RECOVERY and evidence.values["guard.policy"] == "off":
+        return [Gap("spike_benign", f"fewer than {RECOVERY} lines, and no guard", "log.every_steps=1")]
+    return sorted(verdicts, key=lambda verdict: -verdict.score)[:1]
 
 
 def _without_aftermath(stretches: list[tuple[int, int]], over: np.ndarray) -> list[tuple[int, int]]:
@@ -129,14 +132,17 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
     return text
 
 
-def check_risen(evidence: Evidence) -> Findings:
+@asks("a loss that rises for good")
+def check_risen(evidence: Evidence) -> Findings | None:
     """Judge a loss that rose for good, too slowly for a spike, by medians of blocks of lines (stability.md 2.3)."""
     v = evidence.values
     known = v["schedule.name"] in RESTARTING or ";" in v["data.mixture"] or v["schedule.seq_warmup_tokens"]
     loss = evidence.series("train_loss").finite().after(max(SETTLED * evidence.steps, v["schedule.warmup_steps"]))
     blocks = len(loss.steps) // BLOCK
-    if known or blocks < 3:
-        return []
+    if known:
+        return None
+    if blocks < 3:
+        return [Gap("spike_growing", f"fewer than {3 * BLOCK} lines after the first tenth", "log.every_steps=1")]
     parts = safe_log(loss.values[len(loss.values) - blocks * BLOCK :]).reshape(blocks, BLOCK)
     medians = np.median(parts, axis=1)
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(parts - medians[:, None])))
@@ -152,14 +158,15 @@ def check_risen(evidence: Evidence) -> Findings:
     return [make_verdict("spike_growing", "symptom", over, text, knob, confirm, (first, int(loss.steps[-1])))]
 
 
-def check_climb(evidence: Evidence) -> Findings:
+@asks("a gradient norm that climbs")
+def check_climb(evidence: Evidence) -> Findings | None:
     """Judge a gradient norm that grows slowly for thousands of steps while the loss does not rise."""
     norms, loss = (evidence.series(name).finite() for name in ("grad_norm", "train_loss"))
     if not len(norms.steps) or norms.steps[-1] < CLIMB_STEPS * 1.2:
-        return []
+        return None  # asked of long runs
     recent, recent_loss = (each.after(norms.steps[-1] - CLIMB_STEPS) for each in (norms, loss))
     if len(recent.steps) < CLIMB_LINES:
-        return []
+        return [Gap("climbing", f"fewer than {CLIMB_LINES} lines in {CLIMB_STEPS} steps", "log.every_steps=10")]
     rate = fit_slope(recent.steps.astype(float), safe_log(recent.values))
     factor = float(np.exp(rate * CLIMB_STEPS))
     rises = fit_slope(recent_loss.steps.astype(float), recent_loss.values) > 0

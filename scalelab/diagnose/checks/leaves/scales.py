@@ -3,9 +3,9 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, Series, update_ratio
-from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
 
-LAYERS_KEY = "log.layers_every=10"
+LAYERS_KEY, NO_LAYERS = "log.layers_every=10", "no measures of layers"
 FIRST_LOSS_ABOVE = 1.0  # nats above ln V at the first step (stability.md 4); healthy: at most 0.02
 BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the first; healthy inits: at most 1.6
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
@@ -15,11 +15,14 @@ HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
 
 
-def check_first_loss(evidence: Evidence) -> Findings:
+@asks("the first loss against ln V")
+def check_first_loss(evidence: Evidence) -> Findings | None:
     """Judge a first loss far from ln V: initial logits are too large."""
     loss = evidence.series("train_loss").until(max(10, 0.02 * evidence.steps))
-    if not len(loss.steps) or evidence.values["train.init_from"] or loss.steps[0] > 10:
-        return []
+    if evidence.values["train.init_from"]:
+        return None
+    if why := _not_the_first(evidence, loss):
+        return [Gap("init_wrong", why, "log.every_steps=1")]
     excess = float(loss.values[0]) - evidence.ceiling
     if not excess > FIRST_LOSS_ABOVE:
         return []
@@ -34,14 +37,28 @@ def check_first_loss(evidence: Evidence) -> Findings:
     ]
 
 
-def check_residual(evidence: Evidence) -> Findings:
+def _not_the_first(evidence: Evidence, loss: Series) -> str:
+    """Explain why the first logged loss is not that of the initial weights; "" if it is, or is near it."""
+    if not len(loss.steps) or loss.steps[0] > 10:
+        return "no loss of the first ten steps is logged"
+    ratio = update_ratio(evidence).until(int(loss.steps[0]))
+    before = int(loss.steps[0]) - 1
+    if before and (not len(ratio.steps) or before * float(np.max(ratio.values)) > MOVED):
+        return f"the first logged loss is of step {loss.steps[0]}: after {before} updates, not of the initial weights"
+    return ""
+
+
+@asks("the residual stream at the start")
+def check_residual(evidence: Evidence) -> Findings | None:
     """Judge the residual stream at the start: it grows from block to block, or is large from the first block on."""
     rms = evidence.layer_series("residual_rms")
     if not len(rms.steps):
         anyway = "a first loss near ln V says that the logits at least start small"
-        return [Gap("norm_missing", "no layers.jsonl, which has the residual stream of each block", LAYERS_KEY, anyway)]
-    if evidence.values["train.init_from"] or not np.isfinite(rms.values[0]).all():
-        return []
+        return [Gap("norm_missing", NO_LAYERS, LAYERS_KEY, anyway)]
+    if evidence.values["train.init_from"]:
+        return None
+    if not np.isfinite(rms.values[0]).all():
+        return [Gap("init_wrong", "the residual stream is not finite at its first measure", "log.layers_every=1")]
     if _moved_before(evidence, int(rms.steps[0])) > MOVED:
         why = f"the weights had moved far from their initialisation at step {rms.steps[0]}, the first measure"
         return [Gap("init_wrong", why, "log.layers_every=1")]
@@ -76,17 +93,18 @@ def _usual_init(evidence: Evidence) -> bool:
     return evidence.values["model.init_std"] <= 0.1 and evidence.values["model.projection_std"] <= 0.1
 
 
-def check_attention(evidence: Evidence) -> Findings:
+@asks("attention logits")
+def check_attention(evidence: Evidence) -> Findings | None:
     """Judge attention logits so large that the softmax is nearly one-hot."""
     logits = evidence.layer_series("attention_logit_max").finite()
     if not len(logits.steps):
         anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
-        return [
-            Gap("attention_logits", "no layers.jsonl, which has the largest logit of each layer", LAYERS_KEY, anyway)
-        ]
+        return [Gap("attention_logits", NO_LAYERS, LAYERS_KEY, anyway)]
     largest, layer = logits.values.max(axis=1), int(np.argmax(logits.values.max(axis=0)))
     high = largest > HIGH_LOGIT
-    if high.sum() < min(2, len(high)) or evidence.values["model.qk_norm"]:
+    if evidence.values["model.qk_norm"]:
+        return None
+    if high.sum() < min(2, len(high)):
         return []
     entropy = evidence.layer_series("attention_entropy").finite()
     steps = logits.steps[high]
@@ -101,11 +119,12 @@ def check_attention(evidence: Evidence) -> Findings:
     return [make_verdict("attention_logits", "symptom", over, text, knob, confirm, ends)]
 
 
-def check_log_z(evidence: Evidence) -> Findings:
+@asks("log Z of the output")
+def check_log_z(evidence: Evidence) -> Findings | None:
     """Judge output logits that drift away from zero."""
     log_z = evidence.layer_series("logits/log_z").finite()
     if not len(log_z.steps):
-        return [Gap("logit_drift", "no layers.jsonl, which has mean log Z", LAYERS_KEY, "the loss alone can't show it")]
+        return [Gap("logit_drift", NO_LAYERS, LAYERS_KEY, "the loss alone can't show it")]
     size = np.abs(log_z.values)
     high = size > HIGH_LOG_Z
     if high.sum() < min(2, len(high)):

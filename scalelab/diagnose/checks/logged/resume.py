@@ -5,7 +5,7 @@ import numpy as np
 from scalelab.config.steps import schedule_steps
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, safe_log
-from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.train.checkpoints import copies, manifest
 
 RESTARTS = ("resume", "branch", "fallback", "moved")
@@ -15,9 +15,12 @@ UPDATE_JUMP = 1.8  # update RMS over the LR, after / before; healthy resumes: 0.
 MOVE_MARGIN = 3.0  # margin over the change of the weight norm that logged updates can cause
 
 
-def check_restarts(evidence: Evidence) -> Findings:
+@asks("loss, update, weights and cursor at restarts")
+def check_restarts(evidence: Evidence) -> Findings | None:
     """Judge a jump at a restart: in the loss, in the update's size, in the tokens read."""
     steps = sorted({int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")})
+    if not steps:
+        return None
     verdicts = [verdict for step in steps if (verdict := _judge_restart(evidence, step))]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
 
@@ -110,10 +113,13 @@ def norm_jumps(evidence: Evidence) -> Series:
     return Series(shared[1:], np.abs(np.diff(norms)) / (MOVE_MARGIN * reach))
 
 
-def check_bit_flip(evidence: Evidence) -> Findings:
+@asks("weights move by their updates alone")
+def check_bit_flip(evidence: Evidence) -> Findings | None:
     """Judge weights that moved farther than their updates, away from any restart."""
     moved = norm_jumps(evidence)
-    if not len(moved.steps) or moved.values.max() <= 1:
+    if not len(moved.steps):
+        return [Gap("bit_flip", "fewer than two lines with update_norm and param_norm", "log.every_steps=1")]
+    if moved.values.max() <= 1:
         return []
     i = int(np.argmax(moved.values))
     step, params = int(moved.steps[i]), evidence.series("param_norm")
@@ -130,17 +136,19 @@ def check_bit_flip(evidence: Evidence) -> Findings:
     return [make_verdict("bit_flip", "test", float(moved.values[i]), text, knob, confirm, (step, step))]
 
 
-def check_files(evidence: Evidence) -> Findings:
+@asks("files of checkpoints")
+def check_files(evidence: Evidence) -> Findings | None:
     """Judge checkpoints with missing or cut files, and those saved under suspicion."""
     if evidence.damage:
         text = f"{len(evidence.damage)} files differ from their manifest: {evidence.damage[0]}"
         knob = "checkpoint.fallback=true, or another copy"
         confirm = f"scalelab checkpoint verify {evidence.quoted}"
         return [make_verdict("damaged_checkpoint", "test", np.inf, text, knob, confirm)]
-    return []
+    return [] if evidence.manifests else None
 
 
-def check_logs(evidence: Evidence) -> Findings:
+@asks("metrics are whole")
+def check_logs(evidence: Evidence) -> Findings | None:
     """Judge lost lines of logs, which rank first, and edited logs, which rank last."""
     confirm = f"scalelab checkpoint verify --all {evidence.quoted}"
     knob = "put the file back from a copy; what it said is not judged"
@@ -156,7 +164,8 @@ def check_logs(evidence: Evidence) -> Findings:
     return findings
 
 
-def check_copies(evidence: Evidence) -> Findings:
+@asks("copies of weights are equal")
+def check_copies(evidence: Evidence) -> Findings | None:
     """Judge copies of one array that differed between devices at a save: a bit flipped on the device named."""
     seen = {
         step: verdict.partition(": ")[2]
@@ -168,7 +177,7 @@ def check_copies(evidence: Evidence) -> Findings:
     for event in warned if not seen else ():  # the manifests may be gone: suspect steps are deleted early
         seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
     if not seen:
-        return []
+        return [] if evidence.manifests else None
     first, last = min(seen), max(seen)
     healthy = [
         step
@@ -184,7 +193,8 @@ def check_copies(evidence: Evidence) -> Findings:
     return [make_verdict("bit_flip", "test", np.inf, text, knob, confirm, (first, last) if first else None)]
 
 
-def check_end(evidence: Evidence) -> Findings:
+@asks("how the run ended")
+def check_end(evidence: Evidence) -> Findings | None:
     """Judge a run that a disk, a peer or a hang ended: it did not diverge."""
     findings = []
     for kind in ("stalled", "failed"):

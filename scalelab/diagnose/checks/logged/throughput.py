@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import smooth_values
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.parallel.stages.ticks import predicted_bubble
 
 LEAST_STEPS = 50  # least steps of a process; in fewer the first steps decide
@@ -28,14 +28,16 @@ KNOBS = {
 }  # fmt: skip
 
 
-def check_shares(evidence: Evidence) -> Findings:
+@asks("waits of the host")
+def check_shares(evidence: Evidence) -> Findings | None:
     """Judge the largest share of time that is not spent on the device."""
     seconds = dict(evidence.record.get("seconds", {}))
     if evidence.record.get("device") == "cpu":  # a CPU computes during the dispatch: the two can't be separated
         seconds["device"] = seconds.get("device", 0.0) + seconds.pop("dispatch", 0.0)
     total, steps = sum(seconds.get(part, 0.0) for part in PARTS), int(seconds.get("steps", 0))
     if steps < LEAST_STEPS or total < LEAST_S:
-        return []
+        why = f"{steps} steps in {total:.3g} s are too few"
+        return [Gap("data_bound", why, f"{LEAST_STEPS} steps and {LEAST_S:g} s")]
     shares = {part: seconds.get(part, 0.0) / total for part in PARTS}
     text = ", ".join(f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
     text = f"of {total:.3g} s in {steps} steps: {text}"
@@ -71,14 +73,15 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
     return make_verdict(cause, "signature", over, text, knob.format(better), confirm)
 
 
-def check_processes(evidence: Evidence) -> Findings:
+@asks("processes wait for each other")
+def check_processes(evidence: Evidence) -> Findings | None:
     """Judge one process whose own work takes longer than the others', which wait for it at every step. A process's own
     work is reading data and, with an accelerator, sending dispatches. The wait for devices is equal for all, since they
     wait for each other: a slow device shows only in a profile.
     """
     by_process = evidence.record.get("seconds_by_process", {})
     if len(by_process) < 2 or int(evidence.record.get("seconds", {}).get("steps", 0)) < LEAST_STEPS:
-        return []
+        return None
     parts = OWN_WORK[:1] if evidence.record.get("device") == "cpu" else OWN_WORK  # a CPU computes in its dispatches
     own = {name: sum(s.get(part, 0.0) for part in parts) for name, s in by_process.items()}
     total = float(np.median([sum(s.get(part, 0.0) for part in PARTS) for s in by_process.values()]))
@@ -103,11 +106,12 @@ def check_processes(evidence: Evidence) -> Findings:
     ]
 
 
-def check_communication(evidence: Evidence) -> Findings:
+@asks("exchange between devices")
+def check_communication(evidence: Evidence) -> Findings | None:
     """Judge the share of a step in which devices only exchange data, from a profile (`--live`), unseen by the host."""
     devices = int(evidence.record.get("mesh", {}).get("devices", 1))
     if devices < 2:
-        return []
+        return None
     live = f"scalelab diagnose {evidence.quoted} --live where {devices} devices are"
     share, here = evidence.probes.get("communication"), evidence.probes.get("communication_here")
     if share is None:
@@ -125,13 +129,14 @@ def check_communication(evidence: Evidence) -> Findings:
     return [make_verdict("communication", "test", share / COMMUNICATION, text, knob, confirm)]
 
 
-def check_pipeline(evidence: Evidence) -> Findings:
+@asks("a pipeline's bubble")
+def check_pipeline(evidence: Evidence) -> Findings | None:
     """Judge the time for which a pipeline's stages wait for each other, by the closed form."""
     stages, micro, rounds = (int(evidence.values[f"parallel.{key}"]) for key in ("stage", "microbatches", "rounds"))
     mesh = evidence.record.get("mesh", {})
     stages = int(mesh.get("stage", stages))
     if stages < 2:
-        return []
+        return None
     share = predicted_bubble(stages, micro, rounds)
     if share <= BUBBLE:
         return []
@@ -141,11 +146,14 @@ def check_pipeline(evidence: Evidence) -> Findings:
     return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, knob, confirm)]
 
 
-def check_clock(evidence: Evidence) -> Findings:
+@asks("a rate that falls")
+def check_clock(evidence: Evidence) -> Findings | None:
     """Judge a rate that fell for good during the run, with nothing else changed."""
     rate = evidence.series("tokens_per_s").finite()
-    if len(np.unique(rate.values)) < RATE_LINES or evidence.values["schedule.batch_warmup_tokens"]:
-        return []
+    if evidence.values["schedule.batch_warmup_tokens"]:
+        return None
+    if len(np.unique(rate.values)) < RATE_LINES:
+        return [Gap("slow_clock", f"fewer than {RATE_LINES} rates", "a longer run, or log.every_steps=1")]
     every = max(1, len(rate.steps) // 200)
     smoothed = smooth_values(rate.values[::every], 21)
     quarter = max(len(smoothed) // 4, 5)

@@ -12,7 +12,7 @@ from scalelab.diagnose.checks.read.bigrams import (
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import DataSample
 from scalelab.diagnose.statistics import smooth_values
-from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
 
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
 BLOCK = 8  # number of neighbouring windows that are also judged together, as single ones carry little evidence
@@ -29,7 +29,8 @@ BELOW_ENTROPY = 0.02  # nats that a validation loss lies below the language's en
 LEAST_BPB = 0.3  # bits a byte; text models and compressors reach about 0.6 (Hoffmann et al. 2022; cmix on enwik9: 0.9)
 
 
-def check_data(evidence: Evidence) -> Findings:
+@asks("a sample of windows: vocabulary, documents twice, odd windows, order")
+def check_data(evidence: Evidence) -> Findings | None:
     """Run all checks of the sample; a gap if the data can't be read."""
     data = evidence.data
     if data is None:
@@ -37,7 +38,7 @@ def check_data(evidence: Evidence) -> Findings:
         return (
             [Gap("corrupt_shard", why, "data.path to where they are", "curves and records were judged")]
             if evidence.no_data
-            else []
+            else None
         )
     fingerprint = evidence.record.get("data", {}).get("fingerprint")
     if fingerprint not in (None, data.dataset.fingerprint):
@@ -120,11 +121,14 @@ def _order(data: DataSample) -> Findings:
     return [make_verdict("not_shuffled", "test", over, text, knob, confirm)]
 
 
-def check_repetition(evidence: Evidence) -> Findings:
+@asks("epochs beside the validation loss")
+def check_repetition(evidence: Evidence) -> Findings | None:
     """Judge too many epochs, with a validation loss above the training loss."""
     loss, scored = evidence.series("train_loss").finite(), evidence.evaluations
-    if evidence.data is None or not scored or len(loss.steps) < 10:
-        return []
+    if evidence.data is None:
+        return None  # check_data says so
+    if not scored or len(loss.steps) < 10:
+        return [Gap("repeated_data", "no validation loss, or fewer than ten lines", "eval.every_steps=100")]
     seen = evidence.data.batches.seen(int(loss.steps[-1]))
     name, (_, epochs) = max(seen.items(), key=lambda item: item[1][1])
     near = np.abs(loss.steps - scored[-1]["step"]) <= max(10, 0.05 * evidence.steps)
@@ -141,12 +145,13 @@ def check_repetition(evidence: Evidence) -> Findings:
     ]
 
 
-def check_too_good(evidence: Evidence) -> Findings:
+@asks("a validation loss no model can reach")
+def check_too_good(evidence: Evidence) -> Findings | None:
     """Judge a loss below what any model can reach: the targets are visible."""
     scored = [row for row in evidence.evaluations if np.isfinite(row["val_loss"])]
     rate, bpb = evidence.record.get("data", {}).get("entropy_rate"), evidence.record.get("bpb")
-    if not scored:
-        return []
+    if not scored or (rate is None and bpb is None):
+        return None
     lowest = min(scored, key=lambda row: row["val_loss"])
     loss, at = float(lowest["val_loss"]), int(lowest["step"])
     if rate is not None and loss < rate - BELOW_ENTROPY:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, Series, update_ratio
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.errors import BadInput, quote_path
 
 # Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of checks/diagnosis/diagnose stay below 0.03.
@@ -20,7 +20,8 @@ CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # 
 RESTARTING = ("cosine_restarts", "wsd_s")
 
 
-def check_lr(evidence: Evidence) -> Findings:
+@asks("updates against weights; divergence")
+def check_lr(evidence: Evidence) -> Findings | None:
     """Judge updates too large for their weights: in the first steps without a warm-up, or anywhere."""
     ratio, warmup = update_ratio(evidence), float(evidence.values["schedule.warmup_steps"] or 0)
     if not len(ratio.steps):
@@ -90,11 +91,12 @@ def _divergence(evidence: Evidence) -> Verdict | None:
     )
 
 
-def check_schedule(evidence: Evidence) -> Findings:
+@asks("the LR against its schedule, and the schedule's end")
+def check_schedule(evidence: Evidence) -> Findings | None:
     """Judge the logged LR against the config's schedule, and the schedule's end."""
     lr = evidence.series("lr")
     if not len(lr.steps):
-        return []
+        return [Gap("schedule_wrong", "no line with an LR", "log.every_steps=10")]
     bad = ~(np.isfinite(lr.values) & (lr.values >= 0))
     if bad.any():
         text = (

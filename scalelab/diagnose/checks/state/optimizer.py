@@ -7,7 +7,7 @@ import numpy as np
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import TINY
-from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
 from scalelab.optim.registry import find_optimizer
 
 ADAMS = ("adamw", "adam", "adam8bit")  # optimizers whose update is m / (sqrt(v) + eps)
@@ -17,6 +17,7 @@ EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradien
 CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
 CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
 DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
+USUAL_DECAY = 0.1  # Brown et al. 2020, App. B
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
 GROWTH_WITHOUT_DECAY = 1.25  # last weight norm / first
 VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
@@ -36,13 +37,17 @@ def largest_update(beta1: float, beta2: float, step: int) -> float:
 
 
 def update_rms(evidence: Evidence) -> Series:
-    """Series of a lower bound of the RMS of Adam's direction: the update without its decay, over the LR."""
+    """Series of a lower bound of the RMS of Adam's direction: the update without its decay, over the LR.
+
+    The decay acts on the weights before the update, whose norm is at most that after it plus the update's.
+    """
     update, params, lr = (evidence.series(name).finite() for name in ("update_norm", "param_norm", "lr"))
     shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
     update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))
     good = rate > 0
     decay = float(evidence.values["optim.weight_decay"] or 0.0)
-    direction = np.maximum(update_norm[good] / rate[good] - decay * param_norm[good], 0.0)
+    before = param_norm[good] + update_norm[good]
+    direction = np.maximum(update_norm[good] / rate[good] - decay * before, 0.0)
     return Series(shared[good], direction / max(evidence.n_parameters, 1) ** 0.5)
 
 
@@ -53,17 +58,20 @@ def _is_plain_adam(evidence: Evidence) -> bool:
     return plain and v["optim.name"] in ADAMS
 
 
-def check_adam_bound(evidence: Evidence) -> Findings:
+@asks("updates against the most that Adam's moments allow")
+def check_adam_bound(evidence: Evidence) -> Findings | None:
     """Judge updates larger than Adam's bound: no bias correction, or foreign moments."""
-    if not _is_plain_adam(evidence) or not evidence.n_parameters:
-        return []
+    if not _is_plain_adam(evidence):
+        return None
     rms, v = update_rms(evidence), evidence.values
     beta1, beta2 = float(v["optim.beta1"]), float(v["optim.beta2"])
     if v["schedule.beta1_steps"]:
         beta1 = min(beta1, float(v["schedule.beta1_start"]))
     bounds = np.array([largest_update(beta1, beta2, int(step)) for step in rms.steps])
+    if not len(bounds) or not evidence.n_parameters:
+        return [Gap("moments_poisoned", "no line with update_norm, param_norm and LR", "log.every_steps=10")]
     over = rms.values / (BOUND_MARGIN * bounds)
-    if not len(over) or over.max() <= 1:
+    if over.max() <= 1:
         return []
     i = int(np.argmax(over))
     steps = rms.steps[over > 1]
@@ -88,14 +96,15 @@ def group_sizes(evidence: Evidence) -> dict[str, float]:
     return {"": blocks} | {f"{name}/": float(by_group[name]) for name in ("embed", "head") if name in by_group}
 
 
-def check_eps(evidence: Evidence) -> Findings:
+@asks("eps against the second moment")
+def check_eps(evidence: Evidence) -> Findings | None:
     """Judge an eps above the gradients' RMS: Adam is then momentum SGD with an LR of peak_lr / eps."""
     v = evidence.values
     eps = float(v["optim.eps"] or 0.0)
     if v["optim.name"] not in ADAMS or eps < 1e-12:
-        return []
+        return None
     if not evidence.layers:
-        return [Gap("eps_dominates", "no layers.jsonl, which has gradients by layer", "log.layers_every=10")]
+        return [Gap("eps_dominates", "no measures of layers", "log.layers_every=10")]
     if len((measured := evidence.layer_series("eps_share").finite()).steps):
         return _eps_measured(eps, measured)
     norms = evidence.series("grad_norm").finite()
@@ -148,12 +157,13 @@ def _eps_measured(eps: float, share: Series) -> Findings:
     ]
 
 
-def check_clipping(evidence: Evidence) -> Findings:
+@asks("the clip")
+def check_clipping(evidence: Evidence) -> Findings | None:
     """Judge a clip that scales down nearly every step by a large factor: the gradient's size is lost."""
     clip, norms = float(evidence.values["optim.clip_norm"]), evidence.series("grad_norm").finite()
     norms = norms.after(0.05 * evidence.steps)
     if len(norms.steps) < 10:
-        return []
+        return [Gap("over_clipping", "fewer than ten lines", "log.every_steps=1")]
     share, factor = float(np.mean(norms.values > clip)), float(np.median(norms.values)) / clip
     if share < CLIPPED or factor < CLIP_FACTOR:
         return []
@@ -166,13 +176,14 @@ def check_clipping(evidence: Evidence) -> Findings:
     return [make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text, knob, confirm, steps)]
 
 
-def check_decay(evidence: Evidence) -> Findings:
+@asks("weight decay")
+def check_decay(evidence: Evidence) -> Findings | None:
     """Judge weight decay: too strong, coupled to the gradient of an adaptive optimizer, none, or on gains."""
     v = evidence.values
     decay, lr = float(v["optim.weight_decay"] or 0.0), evidence.series("lr").finite()
     params = evidence.series("param_norm").finite()
     if len(lr.steps) < 10 or len(params.steps) < 10:
-        return []
+        return [Gap("decay_wrong", "fewer than ten lines", "log.every_steps=1")]
     return [*_strong(evidence, decay, lr), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
             *_vectors(evidence)]  # fmt: skip
 
@@ -190,7 +201,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
             "signature",
             2 * turnovers * DECAY_TIME,
             text,
-            "optim.weight_decay=0.1",
+            f"optim.weight_decay={USUAL_DECAY:g}" if decay > USUAL_DECAY else "a lower LR: the decay is not unusual",
             "scalelab sweep over optim.weight_decay",
         )
     ]

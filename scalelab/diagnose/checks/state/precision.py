@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, update_ratio
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.precision.policy import POLICIES
 
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative change of a number below which it is rounded away
@@ -13,9 +13,12 @@ ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
 LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see checks/diagnosis/diagnose, 0.003
 
 
-def check_state_formats(evidence: Evidence) -> Findings:
+@asks("formats of weights and moments")
+def check_state_formats(evidence: Evidence) -> Findings | None:
     """Judge weights or moments stored in formats that lose their updates."""
     dtypes, findings = evidence.record.get("dtypes", {}), []
+    if not dtypes:
+        return [Gap("low_precision_state", "the record has no formats", "the run's run.json")]
     weights, moments = (next(iter(dtypes.get(name, [])), "") for name in ("parameters", "moments"))
     if weights in HALF_ULP:
         ratio = update_ratio(evidence)
@@ -38,13 +41,14 @@ def _low_precision(evidence: Evidence, over: float, text: str) -> Verdict:
     return make_verdict("low_precision_state", "test", over, text, knob, f"scalelab train … --config.{knob[:19]}")
 
 
-def check_overflow(evidence: Evidence) -> Findings:
+@asks("overflow and the loss scale")
+def check_overflow(evidence: Evidence) -> Findings | None:
     """Judge steps skipped under a format of few exponents, and a loss scale that only falls."""
     policy = POLICIES[evidence.values["precision.name"]]
     small_range = "float16" in (policy.compute, policy.forward) or policy.forward.startswith("float8")
     rows = evidence.rows
     if not rows or not small_range:
-        return []
+        return None
     skipped, step = int(rows[-1].get("skipped", 0)), int(rows[-1]["step"])
     scale = evidence.series("loss_scale").finite()
     if len(scale.steps) and scale.values[0] / max(scale.values.min(), 1e-30) >= SCALE_FALL:
@@ -80,7 +84,8 @@ def _by_parameter(evidence: Evidence, name: str) -> dict[str, float]:
     return {key.partition("/")[2]: value for key, value in evidence.probes.items() if key.startswith(f"{name}/")}
 
 
-def check_underflow(evidence: Evidence) -> Findings:
+@asks("gradients lost to the format")
+def check_underflow(evidence: Evidence) -> Findings | None:
     """Judge gradients that are zero after the cast to the policy's format."""
     zeros, lost = _by_parameter(evidence, "zeros"), _by_parameter(evidence, "lost")
     if len((measured := evidence.layer_series("gradient_zeros").finite()).steps):
@@ -88,7 +93,7 @@ def check_underflow(evidence: Evidence) -> Findings:
         zeros = {f"block {i}": float(share) for i, share in enumerate(by_layer)} | zeros
     policy = POLICIES[evidence.values["precision.name"]]
     if "float16" not in (policy.compute, policy.backward):
-        return []
+        return None
     if not zeros:
         return [
             Gap(

@@ -1,0 +1,110 @@
+"""The causes that diagnose names, and which of them bring about which. A new cause is a line here."""
+
+from collections.abc import Iterable, Mapping
+
+from scalelab.errors import BadInput, nearest_hint
+
+# {cause: what it says}
+CAUSES = {
+    # code
+    "mask_leak": "a prediction sees later tokens, or another document",
+    "label_shift": "targets are not the inputs shifted by one",
+    "missing_1_over_K": "micro-batches are added up instead of averaged",
+    "norm_missing": "a branch of a block has no norm before it",
+    # leaves
+    "init_wrong": "the initial logits or the residual stream are too large",
+    "attention_logits": "attention logits are so large that a softmax is nearly one-hot",
+    "logit_drift": "log Z of the output drifts away from zero",
+    "embedding_unlike": "embedding rows of rare and frequent tokens differ more and more in size",
+    "dead_units": "units of the MLP are off for every token",
+    # read
+    "corrupt_shard": "a part of the data is unlike the rest",
+    "data_changed": "the data here are not those of the run",
+    "duplicated_documents": "documents occur several times",
+    "not_shuffled": "windows are read in the order of the corpus",
+    "repeated_data": "the same data were read too often",
+    "vocabulary_mismatch": "model and tokenizer have vocabularies of other sizes",
+    "data_outlier": "batches unlike the others made a spike",
+    "source_stuck": "the loss of one source does not fall while the others' does",
+    # logged
+    "bad_resume": "weights, moments, cursor or seed changed at a restart",
+    "bit_flip": "a number changed without an update",
+    "damaged_checkpoint": "files of a checkpoint are missing or cut",
+    "lost_log": "lines of a log are gone",
+    "edited_log": "a log differs from what was counted",
+    "stalled": "the run hung",
+    "failed": "the run ended with an error",
+    "data_bound": "devices wait for data",
+    "checkpoint_stalls": "saving takes a large share of the time",
+    "evaluation_stalls": "evaluating takes a large share of the time",
+    "recompiles": "steps are compiled again and again",
+    "host_sync": "sending steps takes a large share of the time",
+    "straggler": "processes wait for one of them",
+    "communication": "exchange between devices takes a large share of a step",
+    "pipeline_bubble": "stages of a pipeline wait for each other",
+    "slow_clock": "the rate fell for good",
+    # state
+    "no_bias_correction": "moments are not corrected for their start at zero",
+    "moments_poisoned": "moments are not those of the run's gradients",
+    "eps_dominates": "eps is above the root of the second moment",
+    "over_clipping": "nearly every step is clipped by a large factor",
+    "decay_wrong": "weight decay is too strong, missing, coupled, or on gains",
+    "low_precision_state": "weights or moments are stored in too few bits",
+    "overflow": "steps are skipped for overflows",
+    "underflow": "gradients become zero in the format",
+    "loss_scale_collapses": "the loss scale only falls",
+    # settings
+    "lr_too_high": "the learning rate is too high",
+    "warmup_too_short": "the first updates are too large",
+    "schedule_wrong": "the LR is not the schedule's, or the schedule does not end where the run does",
+    "schedule_invalid": "the LR is not finite, or negative",
+    "edge_of_stability": "the loss is too curved for the LR",
+    # course
+    "spike_benign": "the loss jumped, and came back",
+    "spike_growing": "the loss rose, and did not come back",
+    "climbing": "the gradient norm climbs over thousands of steps",
+    "not_finite": "steps were skipped for numbers that are not finite",
+    "guard_alarms": "alarms of the guard",
+    # against
+    "other_config": "two runs differ in their config",
+    "other_data": "two runs differ in their data",
+    "other_environment": "two runs differ in their environment",
+    "other_state": "two runs differ in neither config, data nor environment",
+}
+
+# What a blow-up leaves in numbers, however directly that was measured: it also comes after a cause of a weaker kind.
+NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses", "eps_dominates")
+LOGITS = ("attention_logits", "logit_drift")
+SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
+BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "embedding_unlike", "dead_units")
+# {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
+BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
+    "lr_too_high": (*BLOW_UP, "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
+    "warmup_too_short": (*BLOW_UP, "init_wrong"),
+    "schedule_invalid": (*BLOW_UP, "lr_too_high"),
+    "schedule_wrong": (*SPIKES, *LOGITS, *NUMBERS, "lr_too_high", "warmup_too_short"),
+    "no_bias_correction": (*BLOW_UP, "lr_too_high", "warmup_too_short"),
+    "init_wrong": (*LOGITS, *SPIKES, "over_clipping", "lr_too_high"),
+    "norm_missing": (*BLOW_UP, "lr_too_high"),
+    "missing_1_over_K": ("over_clipping", "lr_too_high", *SPIKES),
+    "mask_leak": (*LOGITS,),
+    "moments_poisoned": (*SPIKES, *LOGITS, "lr_too_high"),
+    "bad_resume": (*SPIKES, "lr_too_high"),
+    "bit_flip": (*BLOW_UP, "lr_too_high"),
+    "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
+    "data_outlier": ("spike_benign", "spike_growing"),
+    "repeated_data": ("logit_drift",),
+    "low_precision_state": (*SPIKES, "underflow"),
+    "edge_of_stability": SPIKES,
+    "attention_logits": ("spike_benign", "spike_growing", "not_finite"),
+}
+
+
+def split_causes(texts: Iterable[str], where: str) -> tuple[str, ...]:
+    """Split texts of causes with commas. BadInput, with the nearest name, for one that is not a cause."""
+    asked = tuple(dict.fromkeys(name.strip() for text in texts for name in str(text).split(",") if name.strip()))
+    for name in asked:
+        if name not in CAUSES:
+            hint = nearest_hint(name, CAUSES) or "; `scalelab diagnose --help` lists them"
+            raise BadInput(f"{where}: {name[:60]!r} is not a cause that diagnose names{hint}")
+    return asked
