@@ -96,7 +96,7 @@ def ask(check, evidence):
 
 def recorded_gaps(evidence):
     """What the run's record could have told, without those that only `--live` can close."""
-    return [gap for gap in diagnose(evidence).gaps if gap.how != "--live"]
+    return [gap for gap in diagnose(evidence).gaps if gap.how != "--live" and "checkpoint" not in gap.missing]
 
 
 def causes(evidence):
