@@ -9,8 +9,11 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.diagnose.checks.leaves import moved
+from scalelab.diagnose.checks.state import saved
+from scalelab.diagnose.checks.state.replayed import check_states
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.diagnose.verdict import Judged
+from scalelab.diagnose.probes.again import probe_replay
+from scalelab.diagnose.verdict import Judged, Verdict
 from scalelab.train.checkpoints.restore import read_arrays
 from scalelab.train.single import train_single
 from tests.diagnose.saved_steps import edit_arrays
@@ -126,3 +129,25 @@ def test_without_a_save_the_answer_says_what_it_needs(run, capsys):
     shutil.rmtree(run / "checkpoints")
     _, _, result = diagnose(run, capsys)
     assert {gap["cause"]: gap["how"] for gap in result["gaps"]}["leaf_stuck"].startswith("checkpoint.keep_last=2")
+
+
+def moments_of_another_leaf(arrays):
+    """Both moments of keys and queries exchanged: Adam's algebra and the sum of v still hold."""
+    new, leaf = {}, "blocks.attention.{}.w"
+    for tree in ("mu", "nu"):
+        keys, queries = (f"{ADAM}.{tree}.{leaf.format(name)}" for name in ("k", "q"))
+        new |= {keys: arrays[queries], queries: arrays[keys]}
+    return new
+
+
+@pytest.mark.full
+def test_live_compares_a_saved_state_with_that_of_a_replay(run):
+    evidence = gather_evidence(run)
+    measured = probe_replay(evidence)
+    assert max(value for name, value in measured.items() if name.startswith("replay_state/")) < 1e-6
+    assert [type(each) for each in check_states(dataclasses.replace(evidence, probes=measured))] == [Judged]
+    edit_arrays(run, 4, moments_of_another_leaf)
+    evidence = gather_evidence(run)
+    assert not any(isinstance(each, Verdict) for check in saved.CHECKS for each in check(evidence))
+    verdict, _ = check_states(dataclasses.replace(evidence, probes=probe_replay(evidence)))
+    assert verdict.cause == "moments_poisoned" and "opt_state.1.mu.blocks.attention.k.w" in verdict.evidence

@@ -55,6 +55,7 @@ CAUSES = {
     "moments_stuck": "moments stand still while steps are taken",
     "moments_wrong": "a step's moments are not the averages of its gradients",
     "update_wrong": "a step's change of the weights is not what the optimizer makes of its moments",
+    "state_changed": "saved weights are not those of the run's steps",
     "average_wrong": "the average of the weights is not theirs",
     "loss_scale_dead": "the loss scale does not follow its rule",
     "eps_dominates": "eps is above the root of the second moment",
