@@ -13,7 +13,7 @@ from scalelab.diagnose.checks.leaves import moved, scales
 from scalelab.diagnose.checks.logged import resume, throughput
 from scalelab.diagnose.checks.read import data
 from scalelab.diagnose.checks.settings import rates
-from scalelab.diagnose.checks.state import optimizer, precision, replayed
+from scalelab.diagnose.checks.state import averages, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -26,6 +26,7 @@ FAMILIES = (
     optimizer,
     precision,
     saved_state,
+    averages,
     replayed,
     spikes,
     alarms,

@@ -20,6 +20,7 @@ CAUSES = {
     "leaf_stuck": "a parameter has no gradient, or does not move, and no key says so",
     "head_stuck": "a head of attention has no gradient, or does not move",
     "rows_stuck": "rows of tokens that occur have no gradient, or do not move",
+    "leaf_out_of_scale": "a matrix moves far less, or more, than the others",
     "leaves_identical": "two leaves, layers or heads hold the same numbers",
     "layer_adds_nothing": "the loss is the same without a layer",
     # read
@@ -91,7 +92,7 @@ SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbi
 BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "embedding_unlike", "dead_units")
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
-    "lr_too_high": (*BLOW_UP, "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
+    "lr_too_high": (*BLOW_UP, "leaf_out_of_scale", "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
     "warmup_too_short": (*BLOW_UP, "init_wrong"),
     "schedule_invalid": (*BLOW_UP, "lr_too_high"),
     "schedule_wrong": (*SPIKES, *LOGITS, *NUMBERS, "lr_too_high", "warmup_too_short"),
@@ -108,7 +109,8 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "count_wrong": ("no_bias_correction", "moments_poisoned", "update_wrong", *SPIKES),
     "moments_stuck": ("moments_poisoned", "no_bias_correction", "eps_dominates", *SPIKES),
     "moments_wrong": ("moments_poisoned", "update_wrong", "no_bias_correction", "eps_dominates", *SPIKES),
-    "update_wrong": ("no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
+    "eps_dominates": ("leaf_out_of_scale",),
+    "update_wrong": ("leaf_out_of_scale", "no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
     "bit_flip": (*BLOW_UP, "lr_too_high"),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),
