@@ -46,8 +46,8 @@ class Evidence:
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
     the saved steps; `damage`: files that differ from them. `lost`: lines of metrics that a save or the record counted
-    and that are gone; `edited`: logged values that contradict them. `data`: a sample of the data; None if `no_data`
-    says why not. `probes`: measurements of `probes/` by name, {} without --live.
+    and that are gone; `edited`: logged values that contradict them. `lines`: of metrics.jsonl, in its order. `data`: a
+    sample of the data; None if `no_data` says why not. `probes`: measurements of `probes/` by name, {} without --live.
     """
 
     folder: pathlib.Path
@@ -64,6 +64,7 @@ class Evidence:
     probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lost: Sequence[str] = ()
     edited: Sequence[str] = ()
+    lines: Sequence[Mapping[str, Any]] = ()
 
     @property
     def quoted(self) -> str:
@@ -131,7 +132,7 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
         _one_a_step(line for line in lines if "train_loss" in line),
         _one_a_step(line for line in lines if "val_loss" in line),
         _one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
-        lost=lost, edited=[*mistyped, *edited],
+        lost=lost, edited=[*mistyped, *edited], lines=lines,
     )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import moved, scales
-from scalelab.diagnose.checks.logged import resume, throughput
-from scalelab.diagnose.checks.read import data
+from scalelab.diagnose.checks.logged import lines as whole_lines
+from scalelab.diagnose.checks.logged import resume, schedule, throughput
+from scalelab.diagnose.checks.read import data, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import averages, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
@@ -30,8 +31,11 @@ FAMILIES = (
     replayed,
     spikes,
     alarms,
+    whole_lines,
     resume,
+    schedule,
     data,
+    rows,
     live,
     throughput,
 )

@@ -96,7 +96,7 @@ def show_batch(run: Path, batch: int) -> ReadBatch:
     return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
-@check_arguments(after=ANYTHING)
+@check_arguments(after=ANYTHING, orders=whole(1))
 def replay(
     window: str,
     what_if: str | Sequence[str] = (),
@@ -104,13 +104,15 @@ def replay(
     after: int = AFTER,
     price: float | None = None,
     find_batches: bool = False,
+    orders: int = 1,
     progress: Progress = silent,
     stop: Stop = never,
 ) -> Facts:
     """Train the steps A to B of a run again, as they were and under what-ifs (`scalelab replay`).
 
     `window`: "RUN@A..B"; `what_if`: products of changes, such as "clip=1,2; lr*=.7,1"; `after`: steps after B; `price`:
-    of a device-hour. Returns what the command's --json prints, and the loss `curves`. BadInput as the command.
+    of a device-hour; `orders`: of the later batches, on each of which what works is trained. Returns what the command's
+    --json prints, and the loss `curves`. BadInput as the command.
     """
     match = WINDOW.fullmatch(window)
     if match is None:
@@ -127,7 +129,7 @@ def replay(
     cache_programs()
     return replay_window(
         pathlib.Path(match[1]), first, last, asked, after=after, price=price, find_batches=find_batches,
-        progress=progress, stop=stop,
+        progress=progress, stop=stop, orders=orders,
     )  # fmt: skip
 
 

@@ -24,6 +24,9 @@ CAUSES = {
     "leaves_identical": "two leaves, layers or heads hold the same numbers",
     "layer_adds_nothing": "the loss is the same without a layer",
     # read
+    "equal_rows": "rows of a batch are equal though their windows differ",
+    "no_targets": "rows, or whole steps, have nothing to predict",
+    "other_rows": "the step got other rows than the data have there",
     "corrupt_shard": "a part of the data is unlike the rest",
     "data_changed": "the data here are not those of the run",
     "duplicated_documents": "documents occur several times",
@@ -67,6 +70,7 @@ CAUSES = {
     "underflow": "gradients become zero in the format",
     "loss_scale_collapses": "the loss scale only falls",
     # settings
+    "lr_too_low": "the learning rate is too low",
     "lr_too_high": "the learning rate is too high",
     "warmup_too_short": "the first updates are too large",
     "schedule_wrong": "the LR is not the schedule's, or the schedule does not end where the run does",

@@ -34,6 +34,8 @@ MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
 MOST_ROWS = 8  # sequences of a flagged batch that an event names
 DONE = {"skip": "skipped", "clip": "clipped to the window's median norm",
         "skip_micro_batch": "the step is the mean of the others"}  # fmt: skip
+FORECAST_STEPS, FORECAST_LEAST = 64, 16  # losses that the running forecast of the next one rests on
+STALE = 64  # steps after which a flag is no longer the beginning of a divergence
 UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
          "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
 
@@ -69,6 +71,25 @@ def _line_residuals(line: np.ndarray, row: np.ndarray) -> np.ndarray:
     return row[finite] - line[finite] @ np.linalg.lstsq(line[finite], row[finite], rcond=None)[0]
 
 
+def forecast_sigmas(losses: np.ndarray) -> np.ndarray:
+    """Standard deviations of each of the last n of `losses` [FORECAST_STEPS + n], as ln, above its running forecast.
+
+    That is the line of least squares through the FORECAST_STEPS before, flagged ones included, and the deviation that
+    of its residuals. 0 where fewer than FORECAST_LEAST of them are finite, or the loss is not.
+    """
+    logs = np.log(np.maximum(np.float64(losses), guard.TINY))
+    past = np.lib.stride_tricks.sliding_window_view(logs, FORECAST_STEPS)[:-1]
+    known, x = np.isfinite(past), np.arange(-FORECAST_STEPS, 0.0)
+    n = np.maximum(known.sum(axis=1), 1)
+    mean = lambda values: np.where(known, values, 0.0).sum(axis=1) / n  # noqa: E731
+    x_mean, y_mean = mean(x), mean(past)
+    dx, dy = x - x_mean[:, None], np.where(known, past - y_mean[:, None], 0.0)
+    slope = mean(dx * dy) / np.maximum(mean(dx * dx), guard.TINY)
+    std = np.sqrt(mean(np.square(dy - slope[:, None] * dx)) * n / np.maximum(n - 2, 1))
+    above = logs[FORECAST_STEPS:] - (y_mean - slope * x_mean)
+    return np.where((n >= FORECAST_LEAST) & np.isfinite(above), above / np.maximum(std, guard.TINY), 0.0)
+
+
 def robust_slope(steps: np.ndarray, values: np.ndarray) -> float:
     """The median of the slopes through all pairs of points (Theil 1950, Sen 1968)."""
     i, j = np.triu_indices(len(steps), 1)
@@ -92,8 +113,13 @@ class Alarms:
         if isinstance(memory, guard.GuardState):
             counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
             self.base_step = counts.base_step
-            self.recent = np.roll(gather_to_host(memory.recent), -(step % RECENT))  # oldest first
+            self.recent = gather_to_host(memory.recent)  # oldest first
             self.logged = _logged_norms(run, step)
+
+    def sigmas(self, losses: np.ndarray) -> np.ndarray:
+        """`forecast_sigmas` of the losses that are read next."""
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        return forecast_sigmas(np.concatenate([self.recent[-FORECAST_STEPS:], finite]))
 
     def read(self, step: int, n: int, metrics: Mapping[str, Any]) -> None:
         """Raise the alarms of the `n` steps after `step` from their metrics [n]."""
@@ -101,7 +127,7 @@ class Alarms:
             return
         report = incident.Report(*np.asarray(metrics[guard.GUARD])[:n].T)
         self._flags(step, report, metrics)
-        self._shapes(step, report)
+        self._shapes(step, report, np.asarray(metrics["train_loss"])[:n])
         for i in np.flatnonzero(report.restarted):
             self.base_step = step + int(i)
         self._risen(step, np.asarray(metrics["train_loss"])[:n], report)
@@ -188,29 +214,39 @@ class Alarms:
         """`describe_rows` of the first few, in the process that writes the logbook."""
         return self.describe_rows(step, rows[:MOST_ROWS], excerpts) if is_first_process() else []
 
-    def _shapes(self, step: int, report: incident.Report) -> None:
+    def _shapes(self, step: int, report: incident.Report, losses: np.ndarray) -> None:
         """An event where an incident shows its shape; those that do not pass call for more than a skip."""
         for i in np.flatnonzero(report.shape):
             shape, at = SHAPES[int(report.shape[i])], step + int(i) + 1
-            self._event(at, shape, f"the incident is {shape}")
-            if shape in ("benign", "slow"):
+            if shape == "new_level":
+                self._new_level(at, np.append(self.recent, losses[: i + 1]))
+            else:
+                self._event(at, shape, f"the incident is {shape}")
+            if shape in ("benign", "slow", "new_level"):
                 self.events = 0
             else:
                 self._call(at, shape, report, int(i))
+
+    def _new_level(self, at: int, losses: np.ndarray) -> None:
+        level = float(np.median(losses[-LAST:]))
+        self.facts["risen_since"] = None
+        text = f"the incident has ended in a new level: median {level:.4g} nats over {LAST} steps"
+        self._event(at, "new_level", f"{text}; steps from here on are judged by it", value=level)
 
     def _call(self, step: int, why: str, report: incident.Report, i: int) -> None:
         """Remember the first reason to do more than skip; a run that skips and has diverged ends."""
         if self.policy.rewinds and self.call is None:
             first, last = int(report.first_flag[i]), int(report.last_flag[i])
             since = self.facts["risen_since"]
-            flagged = first >= 0 and (why != "diverged" or since is None or first < since)
+            is_recent = step - last <= STALE and (since is None or first < since)
+            flagged = first >= 0 and (why != "diverged" or is_recent)
             self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
         if self.policy.acts and not self.policy.rewinds and why == "diverged":
             why = "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
             self.run.diverge(step, why, by_guard=True)
 
     def _risen(self, step: int, losses: np.ndarray, report: incident.Report) -> None:
-        series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])
+        series = np.concatenate([self.recent, np.where(np.isfinite(losses) & (losses > 0), losses, np.inf)])
         self.recent = series[-RECENT:]
         judged = np.arange(step, step + len(losses)) + 1 - self.base_step >= RECENT
         if not judged.any():

@@ -88,6 +88,8 @@ def train_runs(
                 _evaluate(parts, states, step)  # its evaluation was lost
             if params and not start:  # the given weights are evaluated before the first step
                 _evaluate(parts, states, 0)
+            if not start and any(alarms.policy.rewinds for alarms in parts.alarms):
+                _save(parts, step, states, False)  # what a run that diverges before its first save goes back to
             step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(session.stop), until)
             return _finish(parts, start[0] if start else None, step, states, stopped, until)
         finally:
@@ -165,12 +167,15 @@ def _take_steps(
         if any(each.call for each in parts.alarms):
             break
         if due:
-            pulse.enter("save", step)
-            with pulse.timed("save"):
-                separate = parts.program.separate(states)
-                by_name = dict(zip(parts.names, separate, strict=True))
-                parts.checkpoints.save(step, by_name, last or stopped, _ledgers(parts, step))
+            _save(parts, step, states, last or stopped)
     return step, states, stopped
+
+
+def _save(parts: _Parts, step: int, states: Any, last: bool) -> None:
+    parts.pulse.enter("save", step)
+    with parts.pulse.timed("save"):
+        by_name = dict(zip(parts.names, parts.program.separate(states), strict=True))
+        parts.checkpoints.save(step, by_name, last, _ledgers(parts, step))
 
 
 def _ledgers(parts: _Parts, step: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,92 @@
+"""What a run read, by `scalelab diagnose`: rows that are not those due, whether the code that did it is still there."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from checks.diagnosis.diagnose import forks
+from scalelab.__main__ import main
+from scalelab.train.single import train_single
+from tests.train.resume.test_compatibility import config
+
+STEPS, HALF = 24, 12
+RUN = {"train__steps": STEPS, "train__global_batch": 4, "train__steps_per_dispatch": 4, "eval__every_steps": STEPS,
+       "checkpoint__every_steps": HALF}  # fmt: skip
+
+
+def diagnosed(folder, capsys):
+    """Exit code and answer of the command."""
+    capsys.readouterr()
+    code = main(["diagnose", str(folder), "--json=-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def of_room(answer):
+    """The verdicts of what was read, whatever else a run of some steps looks like."""
+    return {
+        verdict["cause"]: verdict
+        for verdict in answer["verdicts"]
+        if "read" in verdict["evidence"] or "row" in verdict["evidence"]
+    }
+
+
+def stop_at_half():
+    asked = iter(range(4, 10**6, 4))
+    return lambda: next(asked) >= HALF
+
+
+def half_again(number, batch):
+    return np.concatenate([batch[:2], batch[:2]])
+
+
+def without_targets(number, batch):
+    return np.where(np.arange(len(batch))[:, None] % 2, -1, batch)
+
+
+def other_tokens(number, batch):
+    return np.random.default_rng(number).permuted(batch, axis=1)
+
+
+FAULTS = {  # a fork, whether from a restart on: the cause, and words of its evidence
+    "equal rows": (lambda: forks.batches_edited(half_again), False, "equal_rows", "2 of 4 equal an earlier one"),
+    "empty rows": (lambda: forks.batches_edited(without_targets), False, "no_targets", "lost all their targets"),
+    "unshuffled": (forks.unshuffled, False, "not_shuffled", "order of the corpus"),
+    "scrambled": (lambda: forks.batches_edited(other_tokens), False, "other_rows", "read other rows than those due"),
+    "a cursor back": (lambda: forks.cursor_back(8, HALF), True, "bad_resume", "step 13 reads what was due at step 5"),
+    "a cursor ahead": (lambda: forks.cursor_back(-5, HALF), True, "bad_resume", "what was due at step 18, ahead"),
+    "a loop": (lambda: forks.cursor_back(6, 6), False, "repeated_batches", "step 7 reads what was due at step 1"),
+    "one batch": (lambda: forks.phrase_at(9), False, "data_outlier", "1 of 24 steps compared, from 10 to 10"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_that_are_not_due_are_a_cause(fault, tmp_path, capsys):
+    fork, restarts, cause, words = FAULTS[fault]
+    with contextlib.nullcontext() if restarts else fork():
+        train_single(config(**RUN), tmp_path / "run", stop=stop_at_half() if restarts else lambda: False)
+    if restarts:
+        with fork():
+            train_single(config(**RUN), tmp_path / "run")
+    code, answer = diagnosed(tmp_path / "run", capsys)  # the fault is gone: the step's own count convicts it
+    assert code == 1 and words in of_room(answer)[cause]["evidence"], answer["verdicts"]
+    with fork():
+        _, answer = diagnosed(tmp_path / "run", capsys)  # and while it is there
+    assert cause in [verdict["cause"] for verdict in answer["verdicts"]]
+
+
+SOUND = {
+    "plain": {}, "documents masked": {"data__documents": "mask"}, "accumulated": {"train__accumulate": 2},
+    "a ramp": {"train__accumulate": 4, "schedule__batch_start": 1, "schedule__batch_warmup_tokens": 400},
+    "sequences ramp": {"schedule__seq_start": 4, "schedule__seq_warmup_tokens": 600},
+    "three epochs of few tokens": {"data__unique_tokens": "400"}, "few lines": {"log__every_steps": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_sound_run_has_no_cause_in_what_it_read(case, tmp_path, capsys):
+    train_single(config(**RUN | SOUND[case]), tmp_path / "run", stop=stop_at_half())
+    train_single(config(**RUN | SOUND[case]), tmp_path / "run")
+    _, answer = diagnosed(tmp_path / "run", capsys)
+    assert of_room(answer) == {} and "rows of a batch differ" in answer["judged"], answer["verdicts"]
