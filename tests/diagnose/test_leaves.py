@@ -9,10 +9,15 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.diagnose.checks.leaves import moved
+from scalelab.diagnose.checks.state import saved
+from scalelab.diagnose.checks.state.averages import check_loss_scale
+from scalelab.diagnose.checks.state.replayed import check_states
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.diagnose.verdict import Judged
+from scalelab.diagnose.probes.again import probe_replay
+from scalelab.diagnose.verdict import Judged, Verdict
 from scalelab.train.checkpoints.restore import read_arrays
 from scalelab.train.single import train_single
+from tests.diagnose.evidences import healthy
 from tests.diagnose.saved_steps import edit_arrays
 from tests.train.resume.test_compatibility import config
 
@@ -102,6 +107,16 @@ EDITS = {
     "m of zero": (times(f"{ADAM}.mu.embed", 0.0), "moments_poisoned", "first moments of zero"),
     "v below zero": (one_number(f"{ADAM}.nu.embed.w", -1.0), "moments_poisoned", "negative numbers"),
     "m not finite": (one_number(f"{ADAM}.mu.embed.w", np.nan), "moments_poisoned", "not finite"),
+    "an average of old": (of_the_save_before("ema.mean"), "average_wrong", "the same bits at steps 2 and 4"),
+    "an average that is the weights": (
+        lambda run, arrays: {x.replace("params", "ema.mean"): arrays[x] for x in arrays if x.startswith("params")},
+        "average_wrong", "are the weights themselves",
+    ),
+    "an average far away": (times("ema.mean.embed", 3.0), "average_wrong", "a mean of past ones lies within"),
+    "a slow matrix": (
+        lambda run, arrays: {UP: before(run)[UP] + 1e-3 * (arrays[UP] - before(run)[UP])}, "leaf_out_of_scale",
+        "layers/0/mlp/up/w, layers/1/mlp/up/w: between steps 2 and 4",
+    ),
     "old moments": (of_the_save_before(f"{ADAM}.nu"), "moments_stuck", "the same bits at steps 2 and 4"),
 }  # fmt: skip
 
@@ -126,3 +141,56 @@ def test_without_a_save_the_answer_says_what_it_needs(run, capsys):
     shutil.rmtree(run / "checkpoints")
     _, _, result = diagnose(run, capsys)
     assert {gap["cause"]: gap["how"] for gap in result["gaps"]}["leaf_stuck"].startswith("checkpoint.keep_last=2")
+
+
+def moments_of_another_leaf(arrays):
+    """Both moments of keys and queries exchanged: Adam's algebra and the sum of v still hold."""
+    new, leaf = {}, "blocks.attention.{}.w"
+    for tree in ("mu", "nu"):
+        keys, queries = (f"{ADAM}.{tree}.{leaf.format(name)}" for name in ("k", "q"))
+        new |= {keys: arrays[queries], queries: arrays[keys]}
+    return new
+
+
+@pytest.mark.full
+def test_live_compares_a_saved_state_with_that_of_a_replay(run):
+    evidence = gather_evidence(run)
+    measured = probe_replay(evidence)
+    assert max(value for name, value in measured.items() if name.startswith("replay_state/")) < 1e-6
+    assert [type(each) for each in check_states(dataclasses.replace(evidence, probes=measured))] == [Judged]
+    edit_arrays(run, 4, moments_of_another_leaf)
+    evidence = gather_evidence(run)
+    assert not any(isinstance(each, Verdict) for check in saved.CHECKS for each in check(evidence))
+    verdict, _ = check_states(dataclasses.replace(evidence, probes=probe_replay(evidence)))
+    assert verdict.cause == "moments_poisoned" and "opt_state.1.mu.blocks.attention.k.w" in verdict.evidence
+
+
+def test_a_loss_scale_that_is_never_doubled_is_dead():
+    run = with_scale([65536.0] * 4, [0] * 4)
+    rows = [row | {"step": 1000 * row["step"]} for row in run.rows]
+    verdict, _ = check_loss_scale(dataclasses.replace(run, rows=rows))
+    assert verdict.cause == "loss_scale_dead" and "as at step 1000, and no step between" in verdict.evidence
+
+
+def with_scale(scales, skipped):
+    """A doctored run of fp16 whose lines have these loss scales and counts of skipped steps."""
+    evidence = healthy(precision__name="fp16")
+    rows = [
+        row | {"loss_scale": scale, "skipped": n} for row, scale, n in zip(evidence.rows, scales, skipped, strict=False)
+    ]
+    return dataclasses.replace(evidence, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("scales", "skipped", "words"),
+    [
+        ([65536.0] * 4, [0] * 4, ""),
+        ([65536.0, 65536.0, 32768.0, 32768.0], [0, 1, 1, 1], ""),
+        ([65536.0, 65536.0, 16384.0, 16384.0], [0, 0, 0, 0], "from 65536 at step 2 to 16384 at step 3"),
+        ([65536.0, 65536.0 * 16, 65536.0, 65536.0], [0, 0, 0, 0], "from 65536 at step 1 to 1.04858e+06 at step 2"),
+    ],
+)
+def test_the_loss_scale_follows_its_rule(scales, skipped, words):
+    verdicts = [each for each in check_loss_scale(with_scale(scales, skipped)) if isinstance(each, Verdict)]
+    assert [verdict.cause for verdict in verdicts] == (["loss_scale_dead"] if words else [])
+    assert all(words in verdict.evidence for verdict in verdicts)

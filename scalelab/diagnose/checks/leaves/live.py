@@ -96,7 +96,7 @@ def check_effects(evidence: Evidence) -> Findings:
     """Judge layers whose absence changes no token's loss."""
     effects, step = by_name(evidence, "layer_effect"), evidence.probes.get("step", 0)
     if not effects:
-        return []
+        return [Gap("layer_adds_nothing", "no layer was left out of the model", "--live")]
     idle = [layer for layer, effect in effects.items() if effect <= LEAST_EFFECT]
     if not idle:
         return [Judged(EFFECTS)]
@@ -110,7 +110,7 @@ def check_optimizer(evidence: Evidence) -> Findings:
     """Judge a step's moments and changes by those computed by hand."""
     off, where = by_name(evidence, "off"), (int(evidence.probes.get("leaf_step", 0)),) * 2
     if "leaf_step" not in evidence.probes:
-        return []
+        return [Gap("update_wrong", "no step was taken again beside the optimizer by hand", "--live")]
     if not off:
         why = f"optim.name={evidence.values['optim.name']} with these settings has no step by hand here"
         return [Gap("update_wrong", why, "adamw, adam, nadamw, lion or sgd with optim.clip=global")]

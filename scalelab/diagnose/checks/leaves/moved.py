@@ -1,7 +1,7 @@
 """Judge by the weights of two saved steps whether each leaf, head and row of the embedding moved between them.
 
-What the optimizer alone does without a gradient, decay, multiplies a whole leaf by one number; so a leaf counts as
-moved by as much as its new value differs from the nearest multiple of its old one.
+What the optimizer does without a gradient, decay, multiplies a whole leaf by one number, so `saved.movement` leaves
+that out.
 """
 
 import itertools
@@ -16,6 +16,8 @@ from scalelab.diagnose.probes.leaves.saved import (
     SavedStep,
     head_slices,
     layer_slices,
+    movement,
+    movements,
     parameter_kind,
     read_saved_steps,
 )
@@ -26,9 +28,14 @@ ASKED = "every leaf, head and row of the embedding moves"
 DISTINCT = "no two leaves are copies of each other"
 HALF_ULP = 2.0**-24  # relative rounding error of a number in fp32
 SLOW = 300.0  # a leaf may move by so much less than the one that moves most; it is judged if rounding hides no more
-FEW = 8  # numbers of a leaf below which a multiple of its old value says nothing
 OCCURRENCES = 8  # of a token between two saved steps, below which its row is not judged
 MOST_BATCHES = 64  # batches before the second step that are read for tokens that occur
+# Optimizers whose updates have one size for all matrices, whatever the gradients: here within a factor of 4 of the
+# median over 60 steps; a sum of steps in one direction is sqrt(steps) times that of as many at random.
+ONE_SIZE = ("adam", "adamw", "nadamw", "ademamix", "adam8bit", "lion", "muon")
+SCALE = 50.0
+LARGE_EPS = 1e-6
+FEW_MATRICES = 6
 LISTED = 4  # names in a line of evidence
 COPIES = 16  # numbers of a leaf below which equal ones may be chance
 
@@ -41,6 +48,11 @@ class Moved(NamedTuple):
     distance: float
     rms: float
 
+    @property
+    def size(self) -> float:
+        """RMS of the movement."""
+        return self.distance * self.rms
+
 
 class Stretch(NamedTuple):
     """Two saved steps with updates between them, and the relative error that rounding leaves after so many."""
@@ -48,20 +60,6 @@ class Stretch(NamedTuple):
     before: SavedStep
     after: SavedStep
     rounding: float
-
-
-def movements(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """How far each row of `new` [R, n] is from a multiple of the same row of `old`, over the norm of the old one."""
-    x, y = old.astype(np.float64), new.astype(np.float64)
-    size = np.maximum(np.sum(x * x, axis=1), 1e-300)
-    times = np.sum(x * y, axis=1) / size if x.shape[1] >= FEW else np.ones(len(x))
-    rest: np.ndarray = np.sqrt(np.sum(np.square(y - times[:, None] * x), axis=1) / size)
-    return rest
-
-
-def movement(old: np.ndarray, new: np.ndarray) -> float:
-    """`movements` of a single leaf."""
-    return float(movements(old.reshape(1, -1), new.reshape(1, -1))[0])
 
 
 def check_moved(evidence: Evidence) -> Findings:
@@ -110,12 +108,12 @@ def compare_slices(evidence: Evidence, stretch: Stretch) -> Iterator[Moved]:
         if name not in old or declared_frozen(evidence, name) or _has_no_gradient(evidence, name):
             continue
         for (part, x), (_, y) in zip(layer_slices(name, old[name]), layer_slices(name, new[name]), strict=True):
-            yield Moved(name, part, movement(x, y), float(np.sqrt(np.mean(np.square(y, dtype=np.float64)))))
+            yield Moved(name, part, movement(name, x, y), float(np.sqrt(np.mean(np.square(y, dtype=np.float64)))))
 
 
 def find_stuck(moved: Sequence[Moved], rounding: float) -> list[Moved]:
     """Find those that moved by no more than rounding, where rounding is below 1 / SLOW of the largest movement."""
-    largest = max((m.distance * m.rms for m in moved), default=0.0)
+    largest = max((m.size for m in moved), default=0.0)
     return [m for m in moved if m.distance <= rounding and rounding * m.rms < largest / SLOW]
 
 
@@ -129,7 +127,30 @@ def _judge_stretch(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
     heads = [head for head in _stuck_heads(stretch) if head.partition("[")[0] not in names]
     if heads:
         verdicts.append(_stuck(stretch, "head_stuck", heads, "let gradient and update reach every head"))
-    return [*verdicts, *([] if stuck else _stuck_rows(evidence, stretch))]
+    if stuck:
+        return verdicts
+    return [*verdicts, *_stuck_rows(evidence, stretch), *_out_of_scale(evidence, stretch, moved)]
+
+
+def _out_of_scale(evidence: Evidence, stretch: Stretch, moved: Sequence[Moved]) -> list[Verdict]:
+    """Judge matrices of layers that moved far less or more than the median one, under updates of one size for all."""
+    v = evidence.values
+    one_size = v["optim.name"] in ONE_SIZE and v["parametrization.name"] == "standard" and not v["optim.groups"]
+    matrices = [m for m in moved if parameter_kind(m.name) == "hidden" and m.name.endswith(".w")]
+    if not one_size or float(v["optim.eps"] or 0.0) > LARGE_EPS or len(matrices) < FEW_MATRICES:
+        return []
+    usual = float(np.median([m.size for m in matrices]))
+    unlike = [m for m in matrices if not usual / SCALE < m.size < usual * SCALE]
+    if not unlike:
+        return []
+    worst = max(unlike, key=lambda m: abs(np.log(m.size / usual)))
+    text = f"{join_names([m.part for m in unlike])}: between steps {stretch.before.step} and {stretch.after.step} the "
+    text += f"numbers of {worst.part} moved by {worst.size:.2g} (RMS), those of the median matrix by {usual:.2g}; "
+    text += f"{v['optim.name']} moves all by about its LR"
+    knob = f"give {worst.part} the LR of the others (a factor in the optimizer's chain), or declare it (optim.groups)"
+    confirm = "scalelab diagnose RUN --live compares a step with the optimizer by hand"
+    over, where = max(worst.size / usual, usual / worst.size) / SCALE, (stretch.before.step, stretch.after.step)
+    return [make_verdict("leaf_out_of_scale", "signature", over, text, knob, confirm, where)]
 
 
 def _stuck(stretch: Stretch, cause: str, names: list[str], knob: str, more: str = "") -> Verdict:
@@ -174,7 +195,7 @@ def _stuck_heads(stretch: Stretch) -> list[str]:
             continue
         for (part, x), (_, y) in zip(layer_slices(name, old[name]), layer_slices(name, new[name]), strict=True):
             pairs = zip(head_slices(part, x), head_slices(part, y), strict=True)
-            moves = {head: movement(a, b) for (head, a), (_, b) in pairs}
+            moves = {head: movement(name, a, b) for (head, a), (_, b) in pairs}
             if max(moves.values(), default=0.0) > SLOW * stretch.rounding:
                 stuck += [head for head, distance in moves.items() if distance <= stretch.rounding]
     return stuck
@@ -190,7 +211,7 @@ def _stuck_rows(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
     for name, (rows, what) in tables.items():
         if name not in new or declared_frozen(evidence, name):
             continue
-        distance = movements(rows(old[name]), rows(new[name]))
+        distance = movements(rows(old[name]), rows(new[name]), decays=True)
         times = _count_tokens(evidence, stretch, len(distance), targets=name == "head.w")
         judged = times >= OCCURRENCES
         if judged.sum() < 2 or distance[judged].max() <= SLOW * stretch.rounding:

@@ -24,6 +24,7 @@ MOMENT_NAMES = ("mu", "nu", "m", "v", "m1", "m2", "trace", "momentum")
 ROUNDING = 1.01  # margin of rounding over some thousand fp32 sums
 SMALLEST = 1.2e-38  # squares below it are zero in fp32 on most devices
 ADAMS = ("adam", "adamw", "nadamw")  # m and v of the clipped gradients themselves
+TINY = 1e-30  # sums of squares below it lose some of them to zero
 RESTARTING = ("branch", "rewind", "back", "fallback", "moved")  # events after which moments may have begun anew
 
 
@@ -179,7 +180,7 @@ def check_norms(evidence: Evidence) -> Findings:
     own = [m for m in (find_adam_moments(evidence, saved[-1]) if saved else []) if ".rest." not in m.place]
     if not own or not plain or coupled or v["optim.name"] not in ADAMS or own[0].mu.keys() != saved[-1].params.keys():
         return []
-    if int(saved[-1].arrays["skipped"]) or _restarted(evidence, 1, saved[-1].step):
+    if evidence.edited or evidence.lost or int(saved[-1].arrays["skipped"]) or _restarted(evidence, 1, saved[-1].step):
         return []
     return [*_judge_sum(evidence, saved[-1], own[0]), Judged(NORMS)]
 
@@ -198,7 +199,7 @@ def _judge_sum(evidence: Evidence, saved: SavedStep, moments: AdamMoments) -> li
     unknown = max(0.0, 1 - moments.beta2**saved.step - float(np.sum(weights)))
     most = known + unknown * (clip**2 if evidence.values["guard.policy"] in ("off", "watch") else np.inf)
     total = float(sum(np.sum(x.astype(np.float64)) for x in moments.nu.values()))
-    if known / ROUNDING <= total <= most * ROUNDING or not np.isfinite(total):
+    if known / ROUNDING <= total <= most * ROUNDING or not np.isfinite(total) or known < TINY:
         return []
     text = f"the second moments of step {saved.step} add up to {total:.4g}; by the logged, clipped gradient norms to "
     text += f"{known:.4g}" + (f" to {most:.4g}" if most > 1.001 * known else "")

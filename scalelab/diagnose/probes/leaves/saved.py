@@ -17,6 +17,8 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.restore import read_arrays
 
 MOST_BYTES = 2**29  # of a checkpoint that is read without --live
+FEW = 8  # numbers of a leaf below which a multiple of its old value says nothing
+LEAST_DECAY = 0.5  # by which decay alone shrinks weights between two saves, at most
 QUERIES, OUTPUT = ("q", "k", "v"), "o"  # projections of attention: [L, D, N, H] and [L, N, H, D]
 
 
@@ -105,3 +107,21 @@ def parameter_kind(name: str) -> str:
     if first in ("embed", "head"):
         return first
     return "position" if first == "positions" else "vector" if last in ("g", "b") else "hidden"
+
+
+def movements(old: np.ndarray, new: np.ndarray, decays: bool) -> np.ndarray:
+    """How far each row of `new` [R, n] is from the same row of `old`, over that one's norm.
+
+    `decays`: from its nearest multiple between LEAST_DECAY and 1, since decay alone shrinks a row as a whole.
+    """
+    x, y = old.astype(np.float64), new.astype(np.float64)
+    size = np.maximum(np.sum(x * x, axis=1), 1e-300)
+    times = np.clip(np.sum(x * y, axis=1) / size, LEAST_DECAY if decays and x.shape[1] >= FEW else 1.0, 1.0)
+    rest: np.ndarray = np.sqrt(np.sum(np.square(y - times[:, None] * x), axis=1) / size)
+    return rest
+
+
+def movement(name: str, old: np.ndarray, new: np.ndarray) -> float:
+    """`movements` of a part of the parameter `name` as a whole. Gains and biases often move all alike: no multiple."""
+    decays = parameter_kind(name) != "vector"
+    return float(movements(old.reshape(1, -1), new.reshape(1, -1), decays)[0])

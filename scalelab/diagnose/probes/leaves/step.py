@@ -17,7 +17,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import compile_step
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
-from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, parameter_kind
+from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement, parameter_kind
 from scalelab.diagnose.probes.subject import Subject, batch_gradients
 from scalelab.model.declare import named_leaves
 from scalelab.precision.policy import POLICIES
@@ -90,7 +90,7 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
             *(layer_slices(name, x) for x in (size, leaves.before[name], leaves.after[name])), strict=True
         ):
             values[f"leaf_gradient/{part}"] = _norm(g)
-            values[f"leaf_moved/{part}"] = _distance(old, new)
+            values[f"leaf_moved/{part}"] = movement(name, old, new)
             values[f"leaf_size/{part}"] = _norm(new) / new.size**0.5
             values |= {f"head_gradient/{head}": _norm(x) for head, x in head_slices(part, g)}
     values["rows_without_gradient"] = _rows_without_gradient(evidence, leaves)
@@ -99,13 +99,6 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
 
 def _norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64).ravel()))
-
-
-def _distance(old: np.ndarray, new: np.ndarray) -> float:
-    x, y = old.astype(np.float64).ravel(), new.astype(np.float64).ravel()
-    size = max(float(x @ x), 1e-300)
-    times = float(x @ y) / size if len(x) >= 8 else 1.0
-    return _norm(y - times * x) / size**0.5
 
 
 def _rows_without_gradient(evidence: Evidence, leaves: Leaves) -> list[int]:
