@@ -7,19 +7,20 @@ from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import scales
 from scalelab.diagnose.checks.logged import resume, throughput
-from scalelab.diagnose.checks.read import data, rows
+from scalelab.diagnose.checks.read import data, documents, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, rows, live, throughput)
+FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, rows, documents, live, throughput)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {
     "lr_too_high": ("attention_logits", "logit_drift", "edge_of_stability", *SPIKES),
     "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
     "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
+    "near_duplicates": ("val_in_train",),
     "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
 }
 
