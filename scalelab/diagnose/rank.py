@@ -21,6 +21,7 @@ BRINGS_ABOUT = {
     "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
     "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
     "near_duplicates": ("val_in_train",),
+    "not_shuffled": ("other_rows",),
     "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
 }
 

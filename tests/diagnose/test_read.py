@@ -9,6 +9,8 @@ import pytest
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.data import dataset
+from scalelab.data.batches import mixture
+from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
@@ -156,3 +158,60 @@ def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
     wanted = ("near_duplicates", "val_in_train", "val_of_another_kind", "not_shuffled", "duplicated_documents")
     assert [name for name in causes if name in wanted][:1] == [cause] * bool(cause), answer["verdicts"]
     assert not cause or words in causes[cause]["evidence"]
+
+
+CALLS = []
+
+
+def drawn(path):
+    """Documents that change with every third time that they are asked for: preparing them takes three."""
+    CALLS.append(path)
+    return texts(seed=(len(CALLS) - 1) // 3)
+
+
+def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:drawn", "data__cache_dir": str(tmp_path / "cache")}
+    train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:drawn"]) == 1
+    first = json.loads(capsys.readouterr().out)["verdicts"][0]
+    assert first["cause"] == "unstable_source" and "other documents each time" in first["evidence"]
+
+
+def twice_in_an_epoch():
+    """Windows drawn anew at every place instead of permuted."""
+
+    def draw(positions, n, *_):
+        return np.random.default_rng(3).integers(0, n, 10**5)[positions]
+
+    return forks.replaced(mixture, "window_numbers", draw)
+
+
+def by_length(seed=0):
+    """The run's rows, sorted by their number of words."""
+    right = TrainBatches.numbered
+
+    def numbered(self, numbers, *rows):
+        batches = right(self, numbers, *rows)
+        due = self.windows[np.concatenate([self.window_numbers(n) for n in range(48)])]
+        ordered = due[np.argsort((due == 32).sum(axis=1), kind="stable")].reshape(-1, *batches.shape[1:])
+        return np.stack([ordered[n % 48] for n in numbers])
+
+    return forks.replaced(TrainBatches, "numbered", numbered)
+
+
+@pytest.mark.parametrize(
+    ("fork", "cause", "words"),
+    [
+        (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
+        (by_length, "not_shuffled", "follows the place in the stream"),
+    ],
+)
+def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "train__steps": 48}
+    with fork():
+        train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
+        capsys.readouterr()
+        main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:sound"])
+    causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
+    assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
