@@ -12,7 +12,7 @@ from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import measured, moved, scales
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
-from scalelab.diagnose.checks.read import by_source, data, rows
+from scalelab.diagnose.checks.read import by_source, data, documents, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import averages, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
@@ -27,6 +27,7 @@ FAMILIES = (
     scales,
     by_source,
     data,
+    documents,
     rows,
     whole_lines,
     measures,
