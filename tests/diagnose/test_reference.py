@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import types
 
 import jax
@@ -21,6 +24,7 @@ from scalelab.train.step import gradients
 from tests.diagnose.evidences import healthy
 from tests.diagnose.subjects import make_subject
 from tests.train.resume.test_compatibility import config
+from tests.train.runs import ROOT
 
 GPT2 = {"model__position": "learned", "model__norm": "layernorm", "model__mlp": "gelu", "model__bias": True,
         "model__tied_head": True}  # fmt: skip
@@ -160,7 +164,8 @@ def test_a_fork_is_named_with_its_place(name):
 @pytest.mark.slow
 def test_the_command_names_a_fork_and_nothing_without_it(tmp_path, capsys):
     """A run trained and diagnosed with one scale of attention; the sound code trains another."""
-    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog " * 200)
+    for i in range(12):
+        (tmp_path / f"{i:02d}.txt").write_text(f"the quick brown fox number {i} jumps over the lazy dog " * (30 + i))
     changed = {"data__source": "text", "data__path": f"{tmp_path}/*.txt"}
     with scale_of_one_over_d():
         train_single(config(**changed), tmp_path / "forked")
@@ -172,3 +177,44 @@ def test_the_command_names_a_fork_and_nothing_without_it(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert not [v for v in result["verdicts"] if v["cause"].startswith("code")]
     assert any(line.startswith("code:") for line in result["judged"])
+
+
+ON_A_MESH = """
+import dataclasses, jax
+from scalelab.config import Layout
+from scalelab.diagnose.checks.code.reference import check_reference
+from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
+from scalelab.diagnose.verdict import Verdict
+from scalelab.train.step import step
+from tests.diagnose.evidences import healthy
+from tests.diagnose.subjects import make_subject
+
+subject = make_subject(train__accumulate=2, train__global_batch=8, data__documents="mask", padded=True)
+right = step.take_gradient
+mesh = dataclasses.asdict(Layout(data=2, fsdp=2)) | {"devices": 4}
+
+def forked(static, *rest):
+    gradient = right(static, *rest)
+    return gradient._replace(tree=jax.tree.map(lambda g: static.layout.data * g, gradient.tree))
+
+for function, devices in ((right, 4), (forked, 4), (right, 8)):
+    step.take_gradient = function
+    evidence = dataclasses.replace(healthy(), record={"mesh": mesh | {"devices": devices}})
+    comparison = probe_reference(subject)["reference"]
+    probes = probe_mesh(evidence, subject, comparison) | {"step": 0}
+    for finding in check_reference(dataclasses.replace(evidence, probes=probes)):
+        print(type(finding).__name__, *finding)
+"""
+
+
+@pytest.mark.slow
+def test_a_factor_of_ranks_shows_on_the_mesh_and_too_few_devices_are_said():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_MESH], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["Judged", "Judged", "Verdict", "Judged", "Gap"], done.stderr
+    assert lines[2].startswith("Verdict code_rank_factors test") and "is 2 times the reference's" in lines[2]
+    assert lines[4].startswith("Gap code_mesh 8 devices in the run, 4 here")

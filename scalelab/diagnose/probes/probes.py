@@ -9,7 +9,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.communication import probe_communication
 from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets
-from scalelab.diagnose.probes.reference.probe import probe_reference
+from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
 from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.diagnose.probes.training import probe_accumulation, probe_moments, probe_optimizer, probe_precision
@@ -26,6 +26,7 @@ def run_probes(evidence: Evidence) -> Evidence:
     measured: dict[str, Any] = {"step": subject.step}
     for probe in PROBES:
         measured |= probe(subject)
+    measured |= probe_mesh(evidence, subject, measured["reference"])
     measured |= probe_communication(evidence, subject)
     steep = _at_the_largest_lr(evidence, subject)
     measured |= probe_sharpness(steep) | {"sharpness_step": steep.step}

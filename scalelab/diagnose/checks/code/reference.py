@@ -23,6 +23,7 @@ def check_reference(evidence: Evidence) -> Findings:
         return gaps
     answered = [v for v in check_model(evidence) if isinstance(v, Verdict) and v.cause in ANSWERED]
     verdict = _judge_exact(comparison, comparison.sides) or _judge_own_precision(evidence, comparison)
+    verdict = verdict or _judge_mesh(evidence, comparison)
     return [Judged(ASKED), *gaps, *([verdict] if verdict and not answered else [])]
 
 
@@ -39,6 +40,9 @@ def _gaps(comparison: Comparison) -> list[Gap]:
         gaps.append(
             Gap("code_precision", comparison.own_refused, "precision.name=bf16", "in fp32 the code is compared")
         )
+    if comparison.mesh_refused:
+        text = "a process with the run's devices, or XLA_FLAGS=--xla_force_host_platform_device_count on a CPU"
+        gaps.append(Gap("code_mesh", comparison.mesh_refused, text, "on one device the code is compared"))
     if comparison.layers_updated:
         gaps.append(
             Gap(
@@ -99,6 +103,30 @@ def _judge_own_precision(evidence: Evidence, comparison: Comparison) -> Verdict 
     else:
         text += f"the loss is {sides.trained.loss:.6g}, not {sides.exact.loss:.6g}"
     return _verdict("code_precision", over, text, "the casts and scales of this policy", (comparison.step,) * 2)
+
+
+def _judge_mesh(evidence: Evidence, comparison: Comparison) -> Verdict | None:
+    """Name a difference that only the run's mesh has."""
+    sides, mesh = comparison.mesh, dict(evidence.record.get("mesh", {}))
+    if sides is None:
+        return None
+    wrong = sides.trained.counted != sides.exact.counted
+    if not (wrong or sides.loss.over > 1 or sides.differing):
+        return None
+    over = max([sides.loss.over, *(d.over for d in sides.leaves.values())])
+    text, factor = f"on one device the program is right; on {mesh['devices']} devices ", common_factor(sides)
+    where = (comparison.step, comparison.step)
+    if factor is not None:
+        text += f"the gradient is {factor:.6g} times the reference's, in every parameter"
+        return _verdict(
+            "code_rank_factors", over, text, "sum gradients over devices, divided by all targets once", where
+        )
+    if sides.loss.over > 1 or wrong:
+        text += f"the loss is {sides.trained.loss:.6g} over {sides.trained.counted} targets, not "
+        text += f"{sides.exact.loss:.6g} over {sides.exact.counted}"
+    else:
+        text += f"gradients differ: {_describe_leaves(sides.differing)}"
+    return _verdict("code_mesh", over, text, "what this mesh sums or splits", where)
 
 
 def _describe_leaves(differing: dict[str, Difference]) -> str:

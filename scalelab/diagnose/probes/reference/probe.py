@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.reference import compare
 from scalelab.diagnose.probes.reference.compare import Difference, Question, difference, gradient_differences
 from scalelab.diagnose.probes.reference.evaluate import Answer, evaluate, make_forward
 from scalelab.diagnose.probes.reference.inside import first_difference
 from scalelab.diagnose.probes.reference.trained import (
     exact_precision,
+    mesh_answer,
     own_precision,
     trained_answer,
     trained_token_losses,
@@ -56,6 +58,9 @@ class Comparison(NamedTuple):
     own_refused: str = ""
     user_code: tuple[str, ...] = ()
     layers_updated: bool = False
+    rounded: Answer | None = None  # the reference in fp32
+    mesh: Sides | None = None  # the program on the run's mesh, in fp32
+    mesh_refused: str = ""
 
 
 def probe_reference(subject: Subject) -> dict[str, Any]:
@@ -65,6 +70,16 @@ def probe_reference(subject: Subject) -> dict[str, Any]:
     except (NotImplementedError, BadInput, TypeError) as error:
         # a user's function may not run in the reference's dtype or with its parts
         return {"reference": Comparison(subject.step, f"the reference can't run: {str(error).splitlines()[0]}")}
+
+
+def probe_mesh(evidence: Evidence, subject: Subject, comparison: Comparison) -> dict[str, Any]:
+    """`reference` with the program on the run's mesh beside the reference; {} where one device already differs."""
+    sides, rounded = comparison.sides, comparison.rounded
+    if sides is None or rounded is None or sides.loss.over > 1 or sides.tokens.over > 1 or sides.differing:
+        return {}
+    answer, refused = mesh_answer(evidence, subject)
+    on_mesh = None if answer is None else _sides(answer, sides.exact, rounded)
+    return {"reference": comparison._replace(mesh=on_mesh, mesh_refused=refused)}
 
 
 def compare_with_reference(subject: Subject) -> Comparison:
@@ -80,7 +95,9 @@ def compare_with_reference(subject: Subject) -> Comparison:
     trained = trained_answer(static, state, subject)
     token_nll = np.where(question.reading.targets >= 0, trained_token_losses(subject), 0.0)
     sides = _sides(trained._replace(token_nll=token_nll), exact, rounded)
-    result = Comparison(subject.step, sides=sides, user_code=user_code, layers_updated=not trained.gradient)
+    result = Comparison(
+        subject.step, sides=sides, user_code=user_code, layers_updated=not trained.gradient, rounded=rounded
+    )
     if sides.tokens.over > 1:
         run = make_forward(question.written, question.params, question.variables, question.reading)
         limit = sides.tokens.limit

@@ -1,20 +1,24 @@
-"""The trained program's own answers: the gradient that its step takes, and each token's loss, on a batch."""
+"""The trained program's own answers: the gradient that its step takes, on the run's mesh too, and each token's loss."""
 
 import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from scalelab.config import Static
+from scalelab.config import Layout, Static
+from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.reference.evaluate import Answer
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.declare import named_leaves, with_variables
+from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import product_precision
-from scalelab.train.step import gradients
+from scalelab.sharding import BATCH_AXES
+from scalelab.train.step import gradients, program
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
 
@@ -57,3 +61,26 @@ def trained_token_losses(subject: Subject) -> np.ndarray:
             return transformer.token_losses(static.model, params, inputs, targets, FP32, packed)[0]
 
     return np.asarray(run(params, subject.tokens), np.float64)
+
+
+def mesh_answer(evidence: Evidence, subject: Subject) -> tuple[Answer | None, str]:
+    """(loss and gradient in fp32 on the run's mesh, ""), or (None, why not); (None, "") for one device."""
+    mesh: dict[str, Any] = dict(evidence.record.get("mesh", {}))
+    devices = mesh.pop("devices", 1)
+    if devices < 2 or mesh.get("trial", 1) > 1:  # trials of a pack lie each on one device
+        return None, ""
+    if jax.device_count() != devices:
+        return None, f"{devices} devices in the run, {jax.device_count()} here"
+    layout = Layout(**mesh)
+    if layout.rounds > 1:
+        return None, f"parallel.rounds={layout.rounds} keeps layers in another order"
+    static, state = exact_precision(subject)
+    static = dataclasses.replace(static, layout=layout)
+    grid = mesh_lib.make_mesh(layout)
+    places = jax.tree.map(lambda spec: NamedSharding(grid, spec), state_lib.state_specs(static))
+    by_row = NamedSharding(grid, PartitionSpec(BATCH_AXES, None))
+    with jax.set_mesh(grid):
+        h = program.traced_hparams(subject.h)
+        placed, tokens = jax.device_put(state, places), jax.device_put(subject.tokens, by_row)
+        result = jax.jit(lambda s, t, h: step_lib.take_gradient(static, s, t, h, None))(placed, tokens, h)
+        return read_gradient(result), ""
