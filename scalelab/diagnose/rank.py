@@ -3,7 +3,7 @@
 import itertools
 from typing import Any, NamedTuple
 
-from scalelab.diagnose.checks.code import live, reference
+from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import scales
 from scalelab.diagnose.checks.logged import resume, throughput
@@ -13,7 +13,7 @@ from scalelab.diagnose.checks.state import optimizer, precision
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, reference, throughput)
+FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, reference, formats, throughput)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {

@@ -14,13 +14,15 @@ import pytest
 
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
+from scalelab.diagnose.checks.code.live import check_model
 from scalelab.diagnose.checks.code.reference import check_reference
+from scalelab.diagnose.probes.model import probe_mask, probe_term
 from scalelab.diagnose.probes.reference.probe import probe_reference
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.model import layers
 from scalelab.model.attention import attention
 from scalelab.train.single import train_single
-from scalelab.train.step import gradients
+from scalelab.train.step import gradients, step
 from tests.diagnose.evidences import healthy
 from tests.diagnose.subjects import make_subject
 from tests.train.resume.test_compatibility import config
@@ -53,6 +55,7 @@ MODELS = {
         "model__block": "sequential=1,docs.own:quiet=1", "train__loss": "docs.own:confidence", "train__accumulate": 2,
         **MASKED,
     },
+    "an own block with a variable": {"model__block": "tests.diagnose.own_code:balanced", "model__bias": True},
     "batch and length ramps": {
         "train__accumulate": 4, "schedule__batch_start": 1, "schedule__batch_warmup_tokens": 3000,
         "schedule__seq_start": 8, "schedule__seq_warmup_tokens": 4000, "step": 3,
@@ -83,7 +86,7 @@ def test_an_ordinary_model_agrees_with_a_large_margin(name):
         assert side.trained.counted == side.exact.counted
         assert max(side.loss.over, side.tokens.over, *(d.over for d in side.leaves.values())) < 0.5
     named = [finding.cause for finding in findings if isinstance(finding, Gap)]
-    assert (named != []) == ("train__loss" in MODELS[name]), "the mathematics of own code are not judged"
+    assert (named != []) == ("own" in name), "the mathematics of own code are not judged"
 
 
 def forked(module, name, edits):
@@ -177,6 +180,36 @@ def test_the_command_names_a_fork_and_nothing_without_it(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert not [v for v in result["verdicts"] if v["cause"].startswith("code")]
     assert any(line.startswith("code:") for line in result["judged"])
+
+
+@pytest.mark.full
+def test_own_code_keeps_sequences_apart_and_gives_means():
+    subject = make_subject(model__block="tests.diagnose.own_code:over_the_batch")
+    measured = probe_mask(subject)
+    assert measured["batch_leak"] > 0.01 and measured["future_leak"] == 0
+    assert probe_mask(make_subject(model__block="tests.diagnose.own_code:balanced"))["batch_leak"] == 0
+    repeated = probe_term(make_subject(train__loss="tests.diagnose.own_code:summed"))
+    assert repeated == {"term_repeated": pytest.approx(2, rel=1e-4)}
+    assert probe_term(make_subject(train__loss="docs.own:confidence"))["term_repeated"] == pytest.approx(1, rel=1e-4)
+    for probes, cause in ((measured, "batch_leak"), (repeated, "code_scale")):
+        evidence = dataclasses.replace(healthy(), probes=probes | {"step": 0})
+        assert [verdict.cause for verdict in check_model(evidence)] == [cause]
+
+
+@pytest.mark.full
+def test_the_command_names_a_format_that_the_policy_does_not_state(tmp_path, capsys):
+    """Gradients rounded to bf16 in a run that says fp32: its record has what its program did."""
+    right = step.scaled_gradients
+
+    def rounded(*arguments):
+        sums, grads, amax = right(*arguments)
+        return sums, jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), amax
+
+    with forks.replaced(step, "scaled_gradients", rounded):
+        train_single(config(), tmp_path / "forked")
+    assert main(["diagnose", str(tmp_path / "forked"), "--json"]) == 1
+    (verdict,) = [v for v in json.loads(capsys.readouterr().out)["verdicts"] if v["cause"].startswith("code")]
+    assert verdict["cause"] == "code_precision" and "gradients of parameters in bfloat16" in verdict["evidence"]
 
 
 ON_A_MESH = """

@@ -8,7 +8,7 @@ import numpy as np
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.communication import probe_communication
-from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets
+from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets, probe_term
 from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
 from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
@@ -16,7 +16,7 @@ from scalelab.diagnose.probes.training import probe_accumulation, probe_moments,
 
 PROBES = (
     probe_mask, probe_targets, probe_reference, probe_accumulation, probe_precision, probe_norms, probe_optimizer,
-    probe_moments,
+    probe_moments, probe_term,
 )  # fmt: skip
 
 
