@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
-from scalelab.diagnose.checks.code import live
+from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import measured, moved, scales
@@ -20,7 +20,9 @@ from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
+    formats,
     live,
+    reference,
     leaves_live,
     measured,
     moved,
