@@ -136,7 +136,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "mask_leak": (*LOGITS,),
     "moments_poisoned": (*SPIKES, *LOGITS, "lr_too_high"),
     "bad_resume": (*SPIKES, "lr_too_high"),
-    "leaf_stuck": ("head_stuck", "rows_stuck", "layer_adds_nothing", "embedding_unlike", "moments_stuck", "dead_units"),
+    "leaf_stuck": ("head_stuck", "rows_stuck", "layer_adds_nothing", "moments_stuck", "dead_units"),
     "leaves_identical": ("leaf_stuck", "head_stuck"),
     "layer_adds_nothing": ("leaf_stuck", "head_stuck", "dead_units"),
     "count_wrong": ("no_bias_correction", "moments_poisoned", "update_wrong", *SPIKES),
