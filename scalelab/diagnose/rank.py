@@ -14,7 +14,7 @@ from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import resume, schedule, throughput
 from scalelab.diagnose.checks.read import data, rows
 from scalelab.diagnose.checks.settings import rates
-from scalelab.diagnose.checks.state import averages, optimizer, precision, replayed
+from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -28,6 +28,7 @@ FAMILIES = (
     precision,
     saved_state,
     averages,
+    eps,
     replayed,
     spikes,
     alarms,
