@@ -8,12 +8,16 @@ what writes it. "healthy" is said where all was judged, else "no cause found".
 
 --live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
 targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
+are loss and gradient those of a plain transformer written out from the config (and which part differs first),
 what does the optimizer make of constant gradients, is the loss too curved for the LR, and do steps that are run again
 give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
 --accept names causes that are meant (no decay, an order on purpose), as the config key diagnose.accept does: they are
 listed as accepted and are no findings; nothing else is hidden.
+
+A run that was trained elsewhere is judged by what it has: a metrics.jsonl without a config, or a CSV file with the
+columns step, train_loss (or loss), and lr, grad_norm, val_loss, … if there are. What can't be judged by them is named.
 
 Kinds of evidence: `test` (the cause itself was measured), `signature` (hardly anything else looks like it), `symptom`
 (other causes may look the same).
@@ -36,7 +40,9 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Gather, judge and print; exit codes in the module's docstring."""
     parser = Parser("diagnose", __doc__)
-    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder; or a metrics.jsonl or CSV of one trained elsewhere"
+    )
     parser.add_argument(
         "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
     )

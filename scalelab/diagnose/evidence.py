@@ -1,9 +1,13 @@
-"""Gather the evidence on a run once for all checks: its folder, its data, and the probes' measurements."""
+"""Gather the evidence on a run once for all checks: its folder, its data, and the probes' measurements.
+
+A run that others trained is judged by what it has (`checks/foreign.py`). A check that asks for a config value that is
+not known raises `Missing`, which `rank.diagnose` turns into a gap.
+"""
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +21,39 @@ from scalelab.optim import schedules
 from scalelab.record import records
 from scalelab.record.jsonlines import last_line
 from scalelab.train.checkpoints import logs, manifest
+from scalelab.train.lineage.changes import present_events
 from scalelab.train.lineage.facts import config_from_facts
+
+NO_CONFIG = "the run has no config"
+
+
+class Missing(BadInput):
+    """Something that a check asks for and this run does not have."""
+
+
+class KnownValues(Mapping[str, Any]):
+    """The part of a config that is known; `Missing` for any other key."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values_known = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.values_known:
+            raise Missing(NO_CONFIG)
+        return self.values_known[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or `default`."""
+        return self.values_known.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.values_known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_known)
+
+    def __len__(self) -> int:
+        return len(self.values_known)
 
 
 class Series(NamedTuple):
@@ -74,6 +110,8 @@ class Evidence:
     @property
     def config(self) -> ConfigDict:
         """The resolved config."""
+        if isinstance(self.values, KnownValues):
+            raise Missing(NO_CONFIG)
         return config_from_facts({"config": records.read_config(self.folder)})
 
     @property
@@ -93,11 +131,11 @@ class Evidence:
 
     def series(self, name: str) -> Series:
         """Series of a metric over the logged steps, with values that are not finite; lines without it are left out."""
-        return _series(self.rows, name)
+        return read_series(self.rows, name)
 
     def layer_series(self, name: str) -> Series:
         """Series of a measure of layers.jsonl: [n, L], or [n] for a group or the logits."""
-        return _series(self.layers, name)
+        return read_series(self.layers, name)
 
     def kinds(self, *kinds: str) -> list[Mapping[str, Any]]:
         """Select the events of these kinds."""
@@ -113,7 +151,8 @@ class Evidence:
         return Series(steps, np.asarray(curves["lr"], float))
 
 
-def _series(lines: Sequence[Mapping[str, Any]], name: str) -> Series:
+def read_series(lines: Sequence[Mapping[str, Any]], name: str) -> Series:
+    """Read the series of a metric from lines with a step each; lines without it are left out."""
     chosen = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
     return Series(np.array([step for step, _ in chosen], int), np.array([value for _, value in chosen], float))
 
@@ -129,10 +168,10 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     lost, edited = _describe_lost_lines(folder, values, record, lines)
     return Evidence(
         folder, values, record,
-        _one_a_step(line for line in lines if "train_loss" in line),
-        _one_a_step(line for line in lines if "val_loss" in line),
-        _one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
-        lost=lost, edited=[*mistyped, *edited], lines=lines,
+        one_a_step(line for line in lines if "train_loss" in line),
+        one_a_step(line for line in lines if "val_loss" in line),
+        one_a_step(records.read_layers(folder)), present_events(records.read_events(folder)), manifests, damage,
+        data, no_data, lost=lost, edited=[*mistyped, *edited], lines=lines,
     )  # fmt: skip
 
 
@@ -152,7 +191,7 @@ def _fits(value: Any, record: Key) -> bool:
     return isinstance(value, types.get(record.kind, record.kind))
 
 
-def _one_a_step(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def one_a_step(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Keep the last line of each step, in order of steps, so that series of several metrics match."""
     by_step = {line["step"]: line for line in lines}
     return [by_step[step] for step in sorted(by_step)]

@@ -1,44 +1,51 @@
 """Run all checks over one run's evidence, rank the verdicts, and list what was judged and what was not."""
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
-from scalelab.diagnose.checks.code import live
+from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, spikes
 from scalelab.diagnose.checks.leaves import live as leaves_live
-from scalelab.diagnose.checks.leaves import moved, scales
+from scalelab.diagnose.checks.leaves import measured, moved, scales
 from scalelab.diagnose.checks.logged import lines as whole_lines
-from scalelab.diagnose.checks.logged import resume, schedule, throughput
-from scalelab.diagnose.checks.read import data, rows
+from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
+from scalelab.diagnose.checks.read import by_source, data, documents, rows
 from scalelab.diagnose.checks.settings import rates
 from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
-from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
-    rates,
-    scales,
-    moved,
+    formats,
+    live,
+    reference,
     leaves_live,
-    optimizer,
-    precision,
-    saved_state,
-    averages,
-    eps,
-    replayed,
-    spikes,
-    alarms,
+    measured,
+    moved,
+    scales,
+    by_source,
+    data,
+    documents,
+    rows,
     whole_lines,
+    measures,
+    recomputed,
     resume,
     schedule,
-    data,
-    rows,
-    live,
     throughput,
+    averages,
+    eps,
+    optimizer,
+    precision,
+    replayed,
+    saved_state,
+    rates,
+    alarms,
+    spikes,
 )
 # Lines of the contract: the folders of `checks/`, in the order in which a run is asked.
 LINES = ("code", "leaves", "read", "logged", "state", "settings", "course")
@@ -95,7 +102,7 @@ def diagnose(evidence: Evidence, accept: Collection[str] = ()) -> Diagnosis:
     by_line: dict[str, list[Verdict | Gap | Judged]] = {name: [] for name in LINES}
     for family in FAMILIES:
         by_line.setdefault(line_of(family.__name__), []).extend(
-            itertools.chain.from_iterable(check(evidence) for check in family.CHECKS)
+            itertools.chain.from_iterable(_ask(check, evidence) for check in family.CHECKS)
         )
     best: dict[str, Verdict] = {}
     for verdict in (each for part in by_line.values() for each in part if isinstance(each, Verdict)):
@@ -106,6 +113,15 @@ def diagnose(evidence: Evidence, accept: Collection[str] = ()) -> Diagnosis:
     judged = [what for line in lines.values() for what in line.judged]
     verdicts = [_complete(verdict, evidence) for verdict in best.values()]
     return Diagnosis([], gaps, judged, lines).with_verdicts(verdicts, accept)
+
+
+def _ask(check: Callable[[Evidence], Findings], evidence: Evidence) -> Findings:
+    """The findings of a check; a gap if it asks for what this run does not have."""
+    try:
+        return check(evidence)
+    except Missing as missing:
+        name = getattr(check, "what", check.__name__.replace("_", " "))
+        return [Gap(name, str(missing), "the run's folder with its config.json")]
 
 
 def line_of(module: str) -> str:

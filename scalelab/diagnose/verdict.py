@@ -61,6 +61,7 @@ def asks(what: str) -> Callable[[Callable[["Evidence"], Findings | None]], Calla
                 return findings or []
             return [*findings, Judged(what)]
 
+        ask.__dict__["what"] = what
         return ask
 
     return decorate

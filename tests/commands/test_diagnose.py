@@ -100,9 +100,9 @@ def test_two_runs_part_where_their_config_says(trained, run, capsys):
     edit(run, 3, grad_norm=0.5)
     capsys.readouterr()
     assert main(["diagnose", str(run), f"--against={trained / 'run'}"]) == 1
-    assert (
-        "other_state (symptom, steps 3 to 3)\n   the runs part at step 3: grad_norm 0.5 here" in capsys.readouterr().out
-    )
+    text = capsys.readouterr().out
+    assert "other_state (symptom, steps 3 to 3)\n   the runs part at step 3: grad_norm 0.5 here" in text
+    assert text.startswith("1. measures_disagree (test, steps 3 to 3)\n") and "grad_norm is 0.5, and that of" in text
 
 
 @pytest.mark.slow

@@ -34,14 +34,15 @@ def healthy(**changed):
         {
             "step": int(step), "train_loss": float(loss[i]), "grad_norm": 0.4 * float(np.exp(rng.normal(0, 0.1))),
             "update_norm": float(lr[i] * (0.25 + 0.7 / step) * N**0.5), "param_norm": 28.0 + step / 100,
-            "lr": float(lr[i]), "skipped": 0, "streak": 0, "tokens_per_s": 1e5 + step % 97, "mfu": 0.3,
+            "lr": float(lr[i]), "skipped": 0, "streak": 0, "tokens_per_s": 1e5 + step % 97, 
             "tokens": 512 * int(step), "time": 0.01 * int(step),
         }
         for i, step in enumerate(steps)
     ]  # fmt: skip
     layers = [
         {"step": int(step), "residual_rms": [1.0, 1.5], "attention_logit_max": [5.0, 8.0], "logits/log_z": 5.5,
-         "grad_norm": [0.2, 0.2], "embed/grad_norm": 0.1, "head/grad_norm": 0.2, "final_norm/weight_norm": 5.6,
+         "grad_norm": [0.2, 0.2], "update_norm": [0.05, 0.04],
+         "embed/grad_norm": 0.1, "head/grad_norm": 0.2, "final_norm/weight_norm": 5.6,
          "dead_units": [0.0, 0.0]}
         for step in steps[9::10]
     ]  # fmt: skip

@@ -8,6 +8,9 @@ import pytest
 
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
+from scalelab.data import dataset
+from scalelab.data.batches import mixture
+from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
@@ -90,3 +93,125 @@ def test_a_sound_run_has_no_cause_in_what_it_read(case, tmp_path, capsys):
     train_single(config(**RUN | SOUND[case]), tmp_path / "run")
     _, answer = diagnosed(tmp_path / "run", capsys)
     assert of_room(answer) == {} and "rows of a batch differ" in answer["judged"], answer["verdicts"]
+
+
+def texts(n=240, words=90, seed=3):
+    """Documents of a language of bytes: each of 40 words is followed by one of eight others."""
+    rng = np.random.default_rng(seed)
+    vocabulary = [bytes(rng.integers(97, 123, 3 + i % 5, np.uint8)) for i in range(40)]
+    follows = rng.integers(0, 40, (40, 8))
+    documents = []
+    for _ in range(n):
+        word, chosen = int(rng.integers(40)), []
+        for choice in rng.integers(0, 8, words):
+            chosen.append(vocabulary[word])
+            word = int(follows[word, choice])
+        documents.append(b" ".join(chosen))
+    return documents
+
+
+def sound(path):
+    return texts()
+
+
+def near_copies(path):
+    """Every fourth document once more, with a line before it and a word changed."""
+    documents = texts()
+    again = [b"copied from elsewhere\n" + text.replace(text.split()[9], b"changed", 1) for text in documents[::4]]
+    return documents + again
+
+
+def one_long_document(path):
+    return [b" ".join(texts(200, seed=5)), texts(1, 200, seed=6)[0]]
+
+
+def kinds(path):
+    """Two kinds of documents, a third of them of letters of another case."""
+    return [text.upper() if i % 3 == 0 else text for i, text in enumerate(texts())]
+
+
+def split_by(choose):
+    """A split that holds out the documents that `choose` takes of their digests and sizes."""
+    return forks.replaced(dataset, "held_out_documents", lambda sizes, *_: set(choose(list(sizes))))
+
+
+CORPORA = {  # a source, a split: the cause, and words of its evidence
+    "near copies": ("near_copies", None, "near_duplicates", "are nearly another one"),
+    "validation in training": ("near_copies", lambda found: found[240:], "val_in_train", "60 of 60 validation"),
+    "another kind": ("kinds", lambda found: found[0:60:3], "val_of_another_kind", "standard deviations above"),
+    "sound": ("sound", None, "", ""),
+    "kinds, split at random": ("kinds", None, "", ""),
+    "one long document": ("one_long_document", None, "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CORPORA)
+def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
+    source, choose, cause, words = CORPORA[case]
+    changed = RUN | {"data__source": f"{__name__}:{source}", "data__cache_dir": str(tmp_path / "cache")}
+    with split_by(choose) if choose else contextlib.nullcontext():
+        train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
+    capsys.readouterr()
+    main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:{source}"])
+    answer = json.loads(capsys.readouterr().out)
+    causes = {verdict["cause"]: verdict for verdict in answer["verdicts"]}
+    wanted = ("near_duplicates", "val_in_train", "val_of_another_kind", "not_shuffled", "duplicated_documents")
+    assert [name for name in causes if name in wanted][:1] == [cause] * bool(cause), answer["verdicts"]
+    assert not cause or words in causes[cause]["evidence"]
+
+
+CALLS = []
+
+
+def drawn(path):
+    """Documents that change with every third time that they are asked for: preparing them takes three."""
+    CALLS.append(path)
+    return texts(seed=(len(CALLS) - 1) // 3)
+
+
+def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:drawn", "data__cache_dir": str(tmp_path / "cache")}
+    train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:drawn"]) == 1
+    first = json.loads(capsys.readouterr().out)["verdicts"][0]
+    assert first["cause"] == "unstable_source" and "other documents each time" in first["evidence"]
+
+
+def twice_in_an_epoch():
+    """Windows drawn anew at every place instead of permuted."""
+
+    def draw(positions, n, *_):
+        return np.random.default_rng(3).integers(0, n, 10**5)[positions]
+
+    return forks.replaced(mixture, "window_numbers", draw)
+
+
+def by_length(seed=0):
+    """The run's rows, sorted by their number of words."""
+    right = TrainBatches.numbered
+
+    def numbered(self, numbers, *rows):
+        batches = right(self, numbers, *rows)
+        due = self.windows[np.concatenate([self.window_numbers(n) for n in range(48)])]
+        ordered = due[np.argsort((due == 32).sum(axis=1), kind="stable")].reshape(-1, *batches.shape[1:])
+        return np.stack([ordered[n % 48] for n in numbers])
+
+    return forks.replaced(TrainBatches, "numbered", numbered)
+
+
+@pytest.mark.parametrize(
+    ("fork", "cause", "words"),
+    [
+        (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
+        (by_length, "not_shuffled", "follows the place in the stream"),
+    ],
+)
+def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "train__steps": 48}
+    with fork():
+        train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
+        capsys.readouterr()
+        main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:sound"])
+    causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
+    assert words in causes.get(cause, {"evidence": ""})["evidence"], causes

@@ -27,6 +27,7 @@ from scalelab.api.reading.models import Counted, _uncounted
 from scalelab.diagnose.batch import Sequence as ReadSequence
 from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.checks.causes import split_causes
+from scalelab.diagnose.checks.foreign import open_evidence
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
 from scalelab.diagnose.probes.probes import run_probes
@@ -69,8 +70,8 @@ def diagnose(
     are meant, besides those of the config's diagnose.accept. BadInput for an unknown cause.
     """
     asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
-    evidence = gather_evidence(pathlib.Path(run))
-    accepted = {*asked, *split_causes([evidence.values["diagnose.accept"]], "diagnose.accept")}
+    evidence = open_evidence(pathlib.Path(run))
+    accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
     if live:
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None

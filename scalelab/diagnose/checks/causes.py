@@ -7,6 +7,26 @@ from scalelab.errors import BadInput, nearest_hint
 # {cause: what it says}
 CAUSES = {
     # code
+    "batch_leak": "the loss of a row depends on other rows of its batch",
+    "code_differs": "the trained program does not compute the model of its config",
+    "code_gradient": "the gradient is not that of the loss",
+    "code_heads": "heads are grouped, or ordered, in another way",
+    "code_loss": "the loss is not the mean over targets",
+    "code_loss_term": "a term of the loss has another weight",
+    "code_mask": "attention sees other tokens than the config says",
+    "code_mesh": "on its mesh the program computes something else",
+    "code_micro_batch_weights": "micro-batches weigh alike, not by their targets",
+    "code_mlp": "an MLP computes something else",
+    "code_norm": "a norm computes something else",
+    "code_positions": "positions are not those of the config",
+    "code_precision": "numbers are rounded more than the precision says",
+    "code_rank_factors": "a factor of the number of ranks is wrong",
+    "code_rope_precision": "RoPE's angles are computed in too few bits",
+    "code_scale": "a factor on attention, embedding, branches or logits is wrong",
+    "code_segments": "documents see each other",
+    "code_softmax_precision": "a softmax is computed in too few bits",
+    "code_targets": "targets are not the next tokens",
+    "code_z_loss": "the z-loss has another weight",
     "mask_leak": "a prediction sees later tokens, or another document",
     "label_shift": "targets are not the inputs shifted by one",
     "missing_1_over_K": "micro-batches are added up instead of averaged",
@@ -15,7 +35,6 @@ CAUSES = {
     "init_wrong": "the initial logits or the residual stream are too large",
     "attention_logits": "attention logits are so large that a softmax is nearly one-hot",
     "logit_drift": "log Z of the output drifts away from zero",
-    "embedding_unlike": "embedding rows of rare and frequent tokens differ more and more in size",
     "dead_units": "units of the MLP are off for every token",
     "leaf_stuck": "a parameter has no gradient, or does not move, and no key says so",
     "head_stuck": "a head of attention has no gradient, or does not move",
@@ -24,6 +43,13 @@ CAUSES = {
     "leaves_identical": "two leaves, layers or heads hold the same numbers",
     "layer_adds_nothing": "the loss is the same without a layer",
     # read
+    "val_in_train": "training and validation share documents",
+    "near_duplicates": "documents are nearly equal",
+    "val_of_another_kind": "training and validation are of two distributions",
+    "repeated_batches": "batches are read again, or left out",
+    "tokens_per_step": "a step reads another number of tokens than declared",
+    "tokens_lost": "targets are fewer than the data have",
+    "unstable_source": "a source gives other rows when it is asked again",
     "equal_rows": "rows of a batch are equal though their windows differ",
     "no_targets": "rows, or whole steps, have nothing to predict",
     "other_rows": "the step got other rows than the data have there",
@@ -34,13 +60,16 @@ CAUSES = {
     "repeated_data": "the same data were read too often",
     "vocabulary_mismatch": "model and tokenizer have vocabularies of other sizes",
     "data_outlier": "batches unlike the others made a spike",
-    "source_stuck": "the loss of one source does not fall while the others' does",
+    "source_stuck": "the loss of one source rises while the whole falls",
     # logged
+    "val_loss_wrong": "a validation loss is not the checkpoint's",
+    "train_loss_wrong": "a training loss is not that of its step",
     "bad_resume": "weights, moments, cursor or seed changed at a restart",
     "bit_flip": "a number changed without an update",
     "damaged_checkpoint": "files of a checkpoint are missing or cut",
     "lost_log": "lines of a log are gone",
     "edited_log": "a log differs from what was counted",
+    "measures_disagree": "logged measures contradict each other",
     "stalled": "the run hung",
     "failed": "the run ended with an error",
     "data_bound": "devices wait for data",
@@ -93,7 +122,7 @@ CAUSES = {
 NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses", "eps_dominates")
 LOGITS = ("attention_logits", "logit_drift")
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
-BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "embedding_unlike", "dead_units")
+BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "dead_units")
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "lr_too_high": (*BLOW_UP, "leaf_out_of_scale", "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
@@ -124,6 +153,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "eps_dominates": ("leaf_out_of_scale",),
     "update_wrong": ("leaf_out_of_scale", "no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
     "bit_flip": (*BLOW_UP, "lr_too_high"),
+    "measures_disagree": ("moments_poisoned",),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),
     "repeated_data": ("logit_drift",),

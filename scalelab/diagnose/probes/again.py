@@ -59,7 +59,8 @@ def _is_repeatable(evidence: Evidence, step: int, following: int) -> bool:
     """
     if any(int(event.get("step") or 0) > step for event in evidence.kinds("config_change", "branch", "fallback")):
         return False
-    if any(step < int(event.get("step") or 0) <= following for event in evidence.kinds("rewind")):
+    rewinds = [event for event in evidence.kinds("guard") if event.get("action") == "rewind"]
+    if any(int(event.get("step") or 0) > step for event in [*rewinds, *evidence.kinds("back_to")]):
         return False
     devices = evidence.record.get("mesh", {}).get("devices", 1)
     return devices == 1 and evidence.record.get("device") == jax.devices()[0].device_kind

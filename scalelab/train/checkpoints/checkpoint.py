@@ -107,7 +107,8 @@ class Checkpoints:
         start, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         self.failure = None
         unfinished = inspect_save(step, draft, states, self.logs, ledgers or {})
-        commit = threading.Thread(target=self._commit, args=(unfinished,), name="commit")
+        facts = {name: dict(each) for name, each in self.facts.items()}  # as they are now: the run goes on
+        commit = threading.Thread(target=self._commit, args=(unfinished, facts), name="commit")
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
                 broadcast_from_first(lambda: manifest.prepare_draft(draft, self.warn))
@@ -122,7 +123,7 @@ class Checkpoints:
         self.commit = commit
         commit.start()
 
-    def _commit(self, save: UnfinishedSave) -> None:
+    def _commit(self, save: UnfinishedSave, facts: Mapping[str, Facts]) -> None:
         """Finish a save in the background: when it returns without a failure, the step is committed."""
         process, processes, draft = jax.process_index(), jax.process_count(), save.draft
         try:
@@ -134,9 +135,9 @@ class Checkpoints:
                 hashes.hash_own_share(draft, process)
                 return
             self.difference = copies.describe_difference(save.copied)
-            findings = save.findings(self.folder, self.difference, self.facts)
+            findings = save.findings(self.folder, self.difference, facts)
             files = hashes.hash_with_others(draft, manifest.list_step_files(draft), processes)
-            manifest.write_manifest(draft, save.step, files, save.tree, save.add_ledgers(self.facts), **findings)
+            manifest.write_manifest(draft, save.step, files, save.tree, save.add_ledgers(facts), **findings)
             for log in self.logs:
                 records.sync_to_disk(log)
             manifest.rename_with_retry(draft, self.folder / str(save.step))

@@ -1,8 +1,8 @@
 """Health of a saved state: recorded in its manifest, and used when old steps are pruned.
 
-A healthy state is finite, its last batches were taken, the guard is calm, and its loss (the median of 8) is sound: not
-above that of a uniform guess by HIGH_MARGIN, nor above the run's best since the last known change by more than WORSE
-standard deviations of a step's loss and WORSE_NATS.
+A healthy state is finite, its last batches were taken, the guard is calm, and the median of its last 8 losses is sound:
+above that of a uniform guess by at most HIGH_MARGIN, and not far above the run's best since the last known change or
+new level (`incident.py`: 4 standard deviations of a step's loss, and a tenth).
 """
 
 import functools
@@ -19,23 +19,21 @@ from scalelab.train.step.guard import Counts, GuardState, Marks
 from scalelab.train.step.incident import BACK, HIGH_MARGIN
 
 CALM_STEPS = 64  # steps without a flag of the guard before a healthy save
-WORSE, WORSE_NATS = 4.0, 0.25  # standard deviations of a loss, and nats, above the best so far
-NOISE_STEPS, NORMAL_MEDIAN = 64, 0.6745  # losses whose noise is measured; the median of |x| of a normal distribution
 
 
 class Inspection(NamedTuple):
     """What is measured of a state that is saved. `flag`: the step flagged last, if that counts still, else -1.
 
-    `loss`, `best`: medians of 8 losses in nats, now and the lowest; `noise`: standard deviation of ln loss. Of a run
-    without a guard, or at its start, they are NaN.
+    `elevated`: steps in a row far above the best; `loss`, `best`: medians of 8 losses in nats, now and the lowest, NaN
+    without a guard.
     """
 
     finite: Any
     streak: Any  # batches skipped in a row
     flag: Any
+    elevated: Any = 0
     loss: Any = math.nan
     best: Any = math.nan
-    noise: Any = math.nan
 
 
 def inspect_states(states: Mapping[str, Any]) -> dict[str, Inspection]:
@@ -55,15 +53,10 @@ def _inspect_state(state: Any) -> Inspection:
     all_finite = jnp.all(jnp.stack(finite)) if finite else jnp.bool_(True)
     seen = all_finite, jnp.int32(getattr(state, "streak", 0)), _last_alarm(state)
     memory = getattr(state, "guard", ())
-    return Inspection(*seen, *_losses(memory)) if isinstance(memory, GuardState) else Inspection(*seen)
-
-
-def _losses(memory: GuardState) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(loss, best, noise) of an `Inspection`: noise by differences of neighbours, robust against spikes."""
-    logs = jnp.log(memory.recent[-NOISE_STEPS:])
-    steps = jnp.abs(jnp.diff(logs))
-    noise = jnp.nanmedian(jnp.where(jnp.isfinite(steps), steps, jnp.nan)) / (NORMAL_MEDIAN * math.sqrt(2))
-    return jnp.median(memory.recent[-BACK:]), jnp.exp(Marks(*memory.marks).best), noise
+    if not isinstance(memory, GuardState):
+        return Inspection(*seen)
+    elevated, best = Counts(*memory.counts).elevated, jnp.exp(Marks(*memory.marks).best)
+    return Inspection(*seen, elevated, jnp.median(memory.recent[-BACK:]), best)
 
 
 def _last_alarm(state: Any) -> jax.Array:
@@ -96,9 +89,8 @@ def _health_verdict(seen: Inspection, ceiling: float) -> str:
         return f"suspect: the last {int(seen.streak)} batches were skipped"
     if seen.flag >= 0:
         return f"suspect: the guard flagged step {int(seen.flag) + 1}"
-    if seen.loss > ceiling + HIGH_MARGIN:
+    if ceiling + HIGH_MARGIN < seen.loss < math.inf:
         return f"suspect: a loss of {float(seen.loss):.4g} nats is no better than a uniform guess ({ceiling:.4g})"
-    far = max(float(seen.best) * math.exp(min(WORSE * float(seen.noise), 9.0)), float(seen.best) + WORSE_NATS)
-    if seen.loss > far:
+    if seen.elevated:
         return f"suspect: a loss of {float(seen.loss):.4g} nats is far above the best, {float(seen.best):.4g}"
     return HEALTHY

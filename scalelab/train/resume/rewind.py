@@ -19,6 +19,7 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
+from scalelab.train.lineage.changes import followed_decisions, missing_decisions
 from scalelab.train.resume.change import Change, apply_change, can_reset
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
@@ -54,8 +55,8 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
     decisions[str(len(decisions) + 1)] = decision | {"discarded": given_up}
     if is_first_process():
         records.write_json(run.folder / FILE, {"rewinds": decisions})
-    first, last = decision["batches"]
-    text = f"{call.why}: back to step {decision['to']}, batches {first} to {last} skipped"
+    skipped = "batches {} to {} skipped".format(*decision["batches"]) if decision["batches"] else "no batch skipped"
+    text = f"{call.why}: back to step {decision['to']}, {skipped}"
     text += f", LR x {decision['lr_factor']:g}, clip x {decision['clip_factor']:g}" if decision["lr_factor"] < 1 else ""
     text += ", moments reset" if decision["reset"] else ""
     fields = {"signal": call.why, "action": "rewind", "from": call.step, "to": decision["to"]}
@@ -64,7 +65,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         call.step,
         text,
         **fields,
-        batches=[first, last],
+        batches=decision["batches"],
         cost_steps=call.step - decision["to"],
         number=len(decisions),
     )
@@ -91,30 +92,23 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     to = before[-1]
     recent = [entry for entry in own if call.step - entry["step"] <= ESCALATION_STEPS]
     severity = 1 + len(recent)
-    slower = severity > 1 or call.first_flag < guard.EARLY_STEPS  # no batch is to blame for what begins so early
+    slower = severity > 1 or call.first_flag < guard.EARLY_STEPS
+    flags = call.early - _facts(checkpoints / str(to), name).get("alarms", {}).get("early", 0)
+    lowered = max(guard.SLOWER**flags, guard.SLOWEST)  # in vain, by the guard in the step since then
     first = max(call.first_flag - MARGIN, to)
     last = min(max(call.last_flag + MARGIN, first + LEAST - 1), first + MOST - 1)
     missing = [number for number in followed if int(number) > count_decisions(checkpoints / str(to), name)]
     shift = sum(n for at, n in filter(None, (entry["jump"] for entry in followed.values())) if at <= first)
+    n, blamed = (0, []) if call.why == "early" else (last - first + 1, [first + shift, last + shift])
     return {
         "step": call.step, "why": call.why, "flags": [call.first_flag, call.last_flag], "to": to, "severity": severity,
-        "jump": [first, last - first + 1], "batches": [first + shift, last + shift],
-        "lr_factor": LR_FACTOR if slower else 1.0, "clip_factor": CLIP_FACTOR if slower else 1.0,
+        "jump": [first, n], "batches": blamed,  # no batch is to blame for a start that fails
+        "lr_factor": LR_FACTOR * lowered if slower else 1.0, "clip_factor": CLIP_FACTOR if slower else 1.0,
         "reset": severity > 2 and can_reset(run.config.optim.name), "missing": missing,
     }  # fmt: skip
 
 
-def followed_decisions(past: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Those decisions that a run's present past has followed: going back by hand undoes what its step didn't know."""
-    followed: dict[str, dict[str, Any]] = {}
-    for number, entry in past.items():
-        if entry.get("by_hand"):
-            followed = {earlier: one for earlier, one in followed.items() if int(earlier) <= entry["followed"]}
-        followed[number] = entry
-    return followed
-
-
-def _since_last_by_hand(followed: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _since_last_by_hand(followed: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     entries = list(followed.values())
     last = max((i for i, entry in enumerate(entries) if entry.get("by_hand")), default=-1)
     return entries[last + 1 :]
@@ -136,7 +130,12 @@ def _healthy_steps(checkpoints: pathlib.Path, name: str, past: Mapping[str, Mapp
 
 def count_decisions(place: pathlib.Path, name: str) -> int:
     """How many rewinds the past of a saved step has followed."""
-    return len(manifest.read_manifest(place)["facts"][name].get("rewinds", {}))
+    return len(_facts(place, name).get("rewinds", {}))
+
+
+def _facts(place: pathlib.Path, name: str) -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = manifest.read_manifest(place)["facts"][name]
+    return facts
 
 
 def drop_abandoned_steps(folder: pathlib.Path) -> None:
@@ -178,9 +177,7 @@ def pending_decision(run: Run) -> dict[str, Any] | None:
 def follow_decision(run: Run, decision: Mapping[str, Any], state: TrainState) -> TrainState:
     """The state at `decision["to"]`, changed as decided, and as those before that it is too old to have followed."""
     decisions = run.facts["rewinds"]
-    last = len(decisions)
-    earlier = [str(last - decision["lost"] + i) for i in range(decision["lost"])] if "lost" in decision else []
-    for number in decision.get("missing", earlier):
+    for number in missing_decisions(decisions, str(len(decisions))):
         state = apply_change(state, run.spec, _change_of(decisions[number]))
     return apply_change(state, run.spec, _change_of(decision))
 
@@ -190,7 +187,7 @@ def _change_of(decision: Mapping[str, Any]) -> Change:
     return Change(
         decision["lr_factor"],
         decision["clip_factor"],
-        ((jump[0], jump[1]),) if jump else (),
+        ((jump[0], jump[1]),) if jump and jump[1] else (),
         decision["reset"],
         decision.get("clip_norm"),
     )

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.config.choices import GUARD_POLICIES
+from scalelab.config.choices import DETECTORS, GUARD_POLICIES
+from scalelab.numbers.forecast import FORECAST_STEPS, forecast_sigmas
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records
 from scalelab.train.run.feed import GuardMemory
@@ -34,7 +35,6 @@ MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
 MOST_ROWS = 8  # sequences of a flagged batch that an event names
 DONE = {"skip": "skipped", "clip": "clipped to the window's median norm",
         "skip_micro_batch": "the step is the mean of the others"}  # fmt: skip
-FORECAST_STEPS, FORECAST_LEAST = 64, 16  # losses that the running forecast of the next one rests on
 STALE = 64  # steps after which a flag is no longer the beginning of a divergence
 UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
          "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
@@ -47,6 +47,7 @@ class Call(NamedTuple):
     why: str
     first_flag: int
     last_flag: int
+    early: int = 0  # early flags so far, each of which has lowered the LR
 
 
 def rising_steps(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -71,25 +72,6 @@ def _line_residuals(line: np.ndarray, row: np.ndarray) -> np.ndarray:
     return row[finite] - line[finite] @ np.linalg.lstsq(line[finite], row[finite], rcond=None)[0]
 
 
-def forecast_sigmas(losses: np.ndarray) -> np.ndarray:
-    """Standard deviations of each of the last n of `losses` [FORECAST_STEPS + n], as ln, above its running forecast.
-
-    That is the line of least squares through the FORECAST_STEPS before, flagged ones included, and the deviation that
-    of its residuals. 0 where fewer than FORECAST_LEAST of them are finite, or the loss is not.
-    """
-    logs = np.log(np.maximum(np.float64(losses), guard.TINY))
-    past = np.lib.stride_tricks.sliding_window_view(logs, FORECAST_STEPS)[:-1]
-    known, x = np.isfinite(past), np.arange(-FORECAST_STEPS, 0.0)
-    n = np.maximum(known.sum(axis=1), 1)
-    mean = lambda values: np.where(known, values, 0.0).sum(axis=1) / n  # noqa: E731
-    x_mean, y_mean = mean(x), mean(past)
-    dx, dy = x - x_mean[:, None], np.where(known, past - y_mean[:, None], 0.0)
-    slope = mean(dx * dy) / np.maximum(mean(dx * dx), guard.TINY)
-    std = np.sqrt(mean(np.square(dy - slope[:, None] * dx)) * n / np.maximum(n - 2, 1))
-    above = logs[FORECAST_STEPS:] - (y_mean - slope * x_mean)
-    return np.where((n >= FORECAST_LEAST) & np.isfinite(above), above / np.maximum(std, guard.TINY), 0.0)
-
-
 def robust_slope(steps: np.ndarray, values: np.ndarray) -> float:
     """The median of the slopes through all pairs of points (Theil 1950, Sen 1968)."""
     i, j = np.triu_indices(len(steps), 1)
@@ -107,7 +89,7 @@ class Alarms:
     ) -> None:
         self.run, self.describe_rows = run, describe_rows
         self.call: Call | None = None
-        self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
+        self.facts: dict[str, Any] = {"risen_since": None, "climbed": None, "early": 0} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
         self.policy, self.events = GUARD_POLICIES[run.spec.static.guard.policy], 0
         if isinstance(memory, guard.GuardState):
@@ -125,6 +107,7 @@ class Alarms:
         """Raise the alarms of the `n` steps after `step` from their metrics [n]."""
         if not self.on:
             return
+        self.facts = dict(self.facts)  # a save that is underway has those from before
         report = incident.Report(*np.asarray(metrics[guard.GUARD])[:n].T)
         self._flags(step, report, metrics)
         self._shapes(step, report, np.asarray(metrics["train_loss"])[:n])
@@ -147,12 +130,15 @@ class Alarms:
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
         for i, j in itertools.pairwise(edges):
             signal, action = SIGNALS[int(report.signal[i])], guard.ACTIONS[int(report.action[i])]
+            self.facts["early"] += (j - i) * (signal == "early")
             if signal in ("", "bad") and action != "skip_micro_batch":  # the reader notes a step that is not finite
                 continue
             self.events += 1
             if self.events > MOST_EVENTS:
                 continue
             steps = {"from": step + int(i) + 1, "to": step + int(j)}
+            if signal == "early" and action == "none":  # as many were skipped as may be
+                self._call(step + int(i) + 1, "early", report, int(i))
             if action == "skip_micro_batch":
                 self._left_out(step, report, i, steps)
             else:
@@ -165,6 +151,7 @@ class Alarms:
         text = UNITS[signal].format(report.value[at]) + f" above {report.threshold[at]:.4g}"
         sigmas = float(report.sigmas[at])
         text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
+        text += self._slower(signal)
         self._event(
             steps["from"],
             signal,
@@ -176,6 +163,10 @@ class Alarms:
             **steps,
             documents=self.documents(step, at, metrics),
         )
+
+    def _slower(self, signal: str) -> str:
+        is_slowed = signal == "early" and self.policy.acts and DETECTORS[self.run.spec.static.guard.detector].logs
+        return f"; each time LR and clip x {guard.SLOWER:g} from there on" if is_slowed else ""
 
     def _left_out(self, step: int, report: incident.Report, i: int, steps: Mapping) -> None:
         """The event of a stretch of steps taken without a micro-batch."""
@@ -240,7 +231,8 @@ class Alarms:
             since = self.facts["risen_since"]
             is_recent = step - last <= STALE and (since is None or first < since)
             flagged = first >= 0 and (why != "diverged" or is_recent)
-            self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
+            steps = (first, last) if flagged else ((since or step) - LAST, step - 1)
+            self.call = Call(step, why, *steps, self.facts["early"])
         if self.policy.acts and not self.policy.rewinds and why == "diverged":
             why = "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
             self.run.diverge(step, why, by_guard=True)

@@ -6,7 +6,7 @@ persistent   it has not come back in 200 steps
 growing      the third burst of flags in a row has a higher loss than the one before
 diverged     32 losses in a row above ln(vocabulary) + 0.5, after step 100
 new_level    after 128 steps or more the losses have settled: data that get harder for good. The incident ends, and the
-             window, the best loss and the host's tests begin anew
+             window, the best loss and the host's tests begin anew. Also without a flag, of losses far above the best
 
 Settled: of the last 64 losses the second half has no higher median than the first (by 3 standard errors of their
 difference), falls too slowly to be back within 200 steps, and is below ln(vocabulary); the gradient norm is no outlier,
@@ -56,6 +56,7 @@ BENIGN, SLOW, PERSISTENT, GROWING, DIVERGED, NEW_LEVEL = range(1, len(SHAPES))
 SETTLED_FROM, HALF = 128, 32  # steps of an incident before it may end in a new level; of each half that is compared
 HALVES_ERROR = 3 * 1.2533 * math.sqrt(2 / HALF)  # 3 standard errors of the difference of their medians, in deviations
 COLLAPSED = math.log(10)  # a gradient norm so many times below the window's is that of a model that learns nothing
+WORSE, WORSE_SHARE = 4.0, 0.1  # a median of 8 so many deviations of a step, and a tenth, above the best is far above it
 QUARTILES = 1.349  # standard deviations between those of a normal distribution
 BACK, BENIGN_STEPS, PERSISTENT_STEPS = 8, 32, 200
 HIGH_FROM, HIGH_MARGIN, HIGH_STEPS = 100, 0.5, 32  # diverged: so many steps above ln(vocabulary) + margin
@@ -188,7 +189,7 @@ def _follow_incident(
     level, noise = _base_of(rule, d, marks)
     logs = jnp.log(jnp.maximum(recent[-2 * HALF :], TINY))
     now = jnp.mean(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
-    is_settled, middle = _has_settled(rule, logs, marks, d, uniform_loss)
+    is_settled, middle = _has_settled(rule, logs, marks.best, noise, d, uniform_loss)
     marks = marks._replace(
         base=choose(starts, level, marks.base),
         base_std=choose(starts, noise, marks.base_std),
@@ -198,7 +199,9 @@ def _follow_incident(
     )
     is_open = starts | (counts.is_open == 1)
     back = is_open & (age >= BACK) & (now <= marks.base + marks.base_std)
-    settled = is_open & (age >= SETTLED_FROM) & is_settled
+    is_far = (now > marks.best + jnp.maximum(WORSE * noise, WORSE_SHARE)) & (d.window.entered >= BACK)
+    elevated = (counts.elevated + 1) * is_far
+    settled = ((is_open & (age >= SETTLED_FROM)) | (elevated >= SETTLED_FROM)) & is_settled
     cases = (back & (age <= BENIGN_STEPS), back, is_open & ended & (rises == 2), settled,
              is_open & (age == PERSISTENT_STEPS))  # fmt: skip
     shape = first_of(cases, (BENIGN, SLOW, GROWING, NEW_LEVEL, PERSISTENT), 0)
@@ -211,6 +214,7 @@ def _follow_incident(
         is_open=is_open & ~back & ~settled,
         rises=rises,
         alike=counts.alike + is_short,
+        elevated=elevated * ~settled,
     )
     marks = marks._replace(
         best=choose(settled, middle, marks.best),
@@ -229,13 +233,13 @@ def _base_of(rule: Guard, d: Decision, marks: Marks) -> tuple[jax.Array, jax.Arr
 
 
 def _has_settled(
-    rule: Guard, logs: jax.Array, marks: Marks, d: Decision, uniform_loss: float
+    rule: Guard, logs: jax.Array, best: jax.Array, noise: jax.Array, d: Decision, uniform_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Whether the last ln losses [2 x HALF] of an incident are at a new level, and that level."""
+    """Whether the last ln losses [2 x HALF] are at a new level, and that level."""
     quarters = jnp.sort(logs.reshape(2, HALF), axis=1)[:, HALF // 4 :: HALF // 4]  # quartiles and median of each half
     before, after = quarters[0, 1], quarters[1, 1]
-    noise = jnp.maximum(jnp.max(quarters[:, 2] - quarters[:, 0]) / QUARTILES, marks.base_std)
-    back_in = (after - marks.base - marks.base_std) * (HALF / PERSISTENT_STEPS)  # the fall that leads back in time
+    back_in = (after - best - noise) * (HALF / PERSISTENT_STEPS)  # the fall that leads back in time
+    noise = jnp.maximum(jnp.max(quarters[:, 2] - quarters[:, 0]) / QUARTILES, noise)
     fall = before - after
     is_flat = (fall >= -HALVES_ERROR * noise) & (fall < back_in)
     level, norm = d.window.level[1], d.values[1]

@@ -43,6 +43,7 @@ class Counts(NamedTuple):
     rewinds: Any = 0
     rewarm_from: Any = -1  # step from which the LR is warmed up again
     alike: Any = 0  # bursts of one or two flags, which passed by themselves
+    elevated: Any = 0  # steps in a row at which the median of 8 losses was far above the best
 
 
 class Marks(NamedTuple):
@@ -121,7 +122,7 @@ def begin_window(memory: Any, step: int) -> Any:
     """The memory where a run goes on at `step` under another config: what is normal has to be learnt anew."""
     if not isinstance(memory, GuardState):
         return memory
-    counts = Counts(*memory.counts)._replace(entered=0, base_step=step, is_open=0, alike=0)
+    counts = Counts(*memory.counts)._replace(entered=0, base_step=step, is_open=0, alike=0, elevated=0)
     marks = Marks(*memory.marks)._replace(best=jnp.inf)
     return memory._replace(counts=stack(counts, jnp.int32), marks=stack(marks, jnp.float32))
 

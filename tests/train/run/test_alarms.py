@@ -295,3 +295,13 @@ def test_a_checkpoint_without_a_guard_goes_on_with_a_fresh_one_and_says_so(tmp_p
     assert resumed["params_digest"] == straight["params_digest"]
     assert any("fresh guard" in fact.get("warning", "") for fact in said)
     assert "mixed" not in records.read_record(tmp_path / "a")  # neither guard changes a step
+
+
+def test_a_divergence_long_after_the_last_flag_is_its_own_beginning(tmp_path):
+    """A flag of step 37 sent a run that diverged at 180 back before 37, where nothing was saved."""
+    for last, expected in ((36, (179 - 31, 179)), (170, (36, 170))):
+        run = opened(tmp_path / str(last), **{"guard.policy": "rewind", "train.steps": 400})
+        reports = np.tile(np.array(incident.Report(*[0.0] * 8, 36.0, last, 0.0, -1.0), np.float32), (200, 1))
+        reports[179, incident.Report._fields.index("shape")] = incident.DIVERGED
+        call = read_series(run, np.full(200, 8.0), np.ones(200), reports=reports).call
+        assert call is not None and (call.first_flag, call.last_flag) == expected

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalelab.config import Guard
-from scalelab.train.run.alarms import FORECAST_STEPS, forecast_sigmas
+from scalelab.numbers.forecast import FORECAST_STEPS, forecast_sigmas
 from tests.train.step.test_guard import decided
 
 

@@ -107,6 +107,8 @@ def check_bad(evidence: Evidence) -> Findings | None:
     first, last = int(skipped[0]["step"]), int(skipped[-1]["step"])
     text = f"{len(skipped)} steps were skipped or lost a micro-batch, the first at step {first}: "
     text += str(skipped[0].get("text", ""))
+    streaks = evidence.series("streak").finite().values
+    text += f"; the longest streak logged is {streaks.max():.0f}" if len(streaks) and streaks.max() > 1 else ""
     knob = "a lower LR; the loss's own term or data"
     confirm = f"scalelab diagnose {evidence.quoted} --batch={first}"
     return [make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, knob, confirm, (first, last))]

@@ -70,6 +70,8 @@ def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.nda
     text = (
         f"the loss is {peak:.3g} in steps {where[0]} to {where[1]}, after {before:.3g}: {height:.3g} thresholds above"
     )
+    guarded = evidence.series("loss_sigmas").finite().after(where[0] - 1).until(where[1]).values
+    text += f", by the guard {guarded.max():.3g} standard deviations" if len(guarded) and guarded.max() > SIGMAS else ""
     every = int(evidence.values["log.every_steps"])
     if odd := outliers.describe_odd_batches(evidence, where[0] - every + 1, where[1]):
         return _by_batches(evidence, "test", height, f"{text}; {odd}", where)
@@ -136,7 +138,8 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
 def check_risen(evidence: Evidence) -> Findings | None:
     """Judge a loss that rose for good, too slowly for a spike, by medians of blocks of lines (stability.md 2.3)."""
     v = evidence.values
-    known = v["schedule.name"] in RESTARTING or ";" in v["data.mixture"] or v["schedule.seq_warmup_tokens"]
+    stages = ";" in str(v.get("data.mixture", ""))
+    known = v.get("schedule.name") in RESTARTING or stages or v.get("schedule.seq_warmup_tokens")
     loss = evidence.series("train_loss").finite().after(max(SETTLED * evidence.steps, v["schedule.warmup_steps"]))
     blocks = len(loss.steps) // BLOCK
     if known:

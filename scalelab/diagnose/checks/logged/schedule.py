@@ -11,6 +11,7 @@ from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.errors import BadInput, quote_path
 from scalelab.optim import schedules
+from scalelab.train.lineage.changes import list_changes, lr_factors
 
 DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and linear to 0.1 and WSD end far below)
 SHORT_RUN = 50  # least steps of a run; in fewer the last step's LR is not near the schedule's end
@@ -75,18 +76,20 @@ def _unlike_verdict(evidence: Evidence, lr: Series, planned: np.ndarray, differs
 def declared_rates(evidence: Evidence, lr: Series) -> tuple[np.ndarray, np.ndarray]:
     """The declared LR at each line, and which lines it is known for.
 
-    Lines before a change that the logbook notes have the LR of the config before it. After a rewind of the guard or a
-    change by hand, which lower the LR on purpose and say so, lines are not judged. BadInput as `Evidence.scheduled_lr`.
+    Lines before a change that the logbook notes have the LR of the config before it; what a rewind of the guard or a
+    change by hand multiplied the LR with is in the record. Lines after one that the record lacks are not judged.
+    BadInput as `Evidence.scheduled_lr`.
     """
     planned, judged = np.array(evidence.scheduled_lr.values, float), np.ones(len(lr.steps), bool)
+    changed = {step for step, _, _ in list_changes(evidence.record)}
     for event in evidence.kinds("guard"):
-        if event.get("action") == "rewind":
+        if event.get("action") == "rewind" and event.get("to") not in changed:
             judged &= lr.steps <= min(int(event.get("to") or 0), int(event.get("step") or 0))
     config: ConfigDict | None = None
     for event in reversed(evidence.kinds("config_change")):
         text, step = str(event.get("text", "")), int(event.get("step") or 0)
         if text.startswith("by hand"):
-            judged &= lr.steps <= step
+            judged &= (lr.steps <= step) | (step in changed)
             continue
         before = lr.steps <= step
         changes = {key: value for key, value, _ in CHANGED_KEY.findall(text) if key.startswith(CURVE_KEYS)}
@@ -98,7 +101,7 @@ def declared_rates(evidence: Evidence, lr: Series) -> tuple[np.ndarray, np.ndarr
         except (BadInput, ValueError, KeyError, TypeError):
             judged &= ~before
             break
-    return planned, judged
+    return planned * lr_factors(evidence.record, lr.steps), judged
 
 
 def _with_values(config: ConfigDict, changes: dict[str, str]) -> ConfigDict:

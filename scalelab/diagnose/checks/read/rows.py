@@ -15,7 +15,8 @@ from scalelab.diagnose.checks.read.again.batches import (
     separator_of,
     unreadable,
 )
-from scalelab.diagnose.checks.read.again.explain import find_elsewhere, reads_corpus_in_order
+from scalelab.diagnose.checks.read.again.explain import are_windows, find_elsewhere, reads_corpus_in_order
+from scalelab.diagnose.checks.read.order import judge_order
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
@@ -69,6 +70,7 @@ def check_rows(evidence: Evidence) -> Findings:
         findings.append(Gap("equal_rows", "no read/digest in metrics.jsonl", how, "batches were read again"))
     for each in compared:
         findings += [*_other_rows(evidence, each), *_without_targets(each), *_lost_targets(evidence, each)]
+        findings += judge_order(evidence, each.stretch)
     return findings
 
 
@@ -107,8 +109,11 @@ def _other_rows(evidence: Evidence, each: Compared) -> Findings:
     if _changes_when_read_twice(each):
         text += "; and read twice, the same step has other rows each time: they do not follow from the step"
         return [_verdict("unstable_source", text, "make the rows a function of seed and step", span)]
-    here = "and still do when read again" if (each.read.digest != each.due.digest)[different].any() else "in training"
-    text += f" {here} (their digests differ; no other place of the data has these rows)"
+    if (each.read.digest == each.digest)[different].all():
+        known = are_windows(each.stretch, different)
+        text += f" and still do when read again; {known:.0%} of the rows are windows of the data, due elsewhere"
+    else:
+        text += " in training, not when read again now; no other place of the data has these batches"
     return [_verdict("other_rows", text, "what the rows go through before the step, and the data order", span)]
 
 

@@ -26,6 +26,10 @@ RESTARTING = ("cosine_restarts", "wsd_s")  # schedules whose LR rises again
 LASTING = ("diverged", "persistent", "growing")  # signals of the guard
 SUDDEN = ("large_updates", "early")
 ABOVE_LINES = 2  # lines above a uniform guess that are more than one bad batch
+GAIN_SIGMAS, LEAST_GAIN = 6.0, 0.02  # of the loss after a few steps at 3 and 10 times the LR; errors of paired windows
+# Gain at 10 times over that at 3 times the LR: 4.5 in proportion to the LR; configs/tiny has 4.2 at 3e-4, 2.6 at 1e-3,
+# and no sure gain from 3e-3 on.
+GAIN_GROWTH = 2.25
 LR_QUESTION = "LR against the optimizer's own, and by what it does"
 
 
@@ -59,7 +63,11 @@ def check_lr(evidence: Evidence) -> Findings:
     lines_needed = min(HIGH_LINES, max(1, len(high) // 4))
     if high.sum() >= lines_needed or (diverged and high.any()):
         return [*findings, _lr_too_high(evidence, ratio, diverged, knob)]
-    return [*findings, *([diverged] if diverged else []), *_too_low(evidence, ratio, lr)]
+    return [
+        *findings,
+        *([diverged] if diverged else []),
+        *(_slow_by_test(evidence, lr) or _too_low(evidence, ratio, lr)),
+    ]
 
 
 def _better_rate(evidence: Evidence, ratio: Series, sibling: float | None) -> float:
@@ -194,6 +202,22 @@ def _too_low(evidence: Evidence, ratio: Series, lr: float) -> Findings:
     text += f"; the loss was {loss.values[-1]:.4g} and still falling" if _falls(loss) else ""
     confirm = f"scalelab diagnose {evidence.quoted} --live trains some steps at 3 and 10 times the LR"
     return [make_verdict("lr_too_low", "signature", limit / path, text, f"optim.peak_lr={own:g}", confirm)]
+
+
+def _slow_by_test(evidence: Evidence, lr: float) -> Findings:
+    """Judge steps trained at several LRs from a saved state: what they gain still grows with the LR, nearly in line."""
+    p, own = evidence.probes, own_rate(evidence)
+    gains = [float(p.get(f"rate_gain/{factor}", 0.0)) for factor in (3, 10)]
+    errors = [float(p.get(f"rate_se/{factor}", math.inf)) for factor in (3, 10)]
+    sure = all(gain > GAIN_SIGMAS * error for gain, error in zip(gains, errors, strict=True))
+    if not sure or gains[1] < max(GAIN_GROWTH * gains[0], LEAST_GAIN):
+        return []
+    text = (
+        f"{p['rate_steps']:.0f} steps from the saved step {p['rate_from']:.0f} on end {gains[0]:.2g} nats lower at 3 "
+    )
+    text += f"times the LR, and {gains[1]:.2g} at 10 times: the loss falls nearly in proportion to the LR"
+    knob = f"optim.peak_lr={own if own is not None and own > 2 * lr else 10 * lr:.3g}"
+    return [make_verdict("lr_too_low", "test", gains[1] / LEAST_GAIN, text, knob, _sweep(evidence, lr))]
 
 
 def _falls(loss: Series) -> bool:

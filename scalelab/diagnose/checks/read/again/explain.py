@@ -64,11 +64,20 @@ def _present_digests(stretch: Stretch, digests: np.ndarray) -> tuple[np.ndarray,
     return stretch.numbers.shape[1] - absent, (digests - absent * hashed) % 2**32
 
 
+def are_windows(stretch: Stretch, different: np.ndarray) -> float:
+    """The share of the rows that differ which are windows of the data, as far as these were hashed."""
+    rows = stretch.read[different][present(stretch.numbers[different])]
+    return float(np.mean(np.isin(hash_rows(rows), _window_hashes(stretch))))
+
+
+def _window_hashes(stretch: Stretch) -> np.ndarray:
+    n = min(len(stretch.batches.windows), MOST_TOKENS // stretch.due.shape[2])
+    return hash_rows(stretch.batches.windows[np.arange(n)])
+
+
 def reads_corpus_in_order(stretch: Stretch, different: np.ndarray, digests: np.ndarray) -> bool:
     """Whether most batches that differ hold windows in the order of the corpus."""
-    windows = stretch.batches.windows
-    n = min(len(windows), MOST_TOKENS // stretch.due.shape[2])
-    hashes = hash_rows(windows[np.arange(n)])
+    hashes = _window_hashes(stretch)
     places = Places(np.concatenate([hashes, hashes]))  # an epoch follows the one before
     sizes, digests = _present_digests(stretch, digests)
     at = [places.find(digests[i], int(sizes[i])) for i in np.flatnonzero(different)]

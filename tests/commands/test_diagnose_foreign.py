@@ -1,0 +1,90 @@
+"""`scalelab diagnose` of runs that others trained: metrics alone, a table, and what is known of a config."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from scalelab.__main__ import main
+from scalelab.diagnose.checks.foreign import metrics_evidence
+from scalelab.diagnose.rank import FAMILIES, LINES, diagnose
+from tests.diagnose.evidences import healthy
+
+
+def losses(spike=4.0):
+    """(step, loss) of 400 steps that fall to 3 nats, with a spike of three steps."""
+    noise = np.random.default_rng(0).normal(0, 0.02, 400)
+    return [
+        (step, 3 + 2 * math.exp(-step / 60) + noise[step - 1] + spike * (250 <= step < 253)) for step in range(1, 401)
+    ]
+
+
+def answer(capsys, *words):
+    capsys.readouterr()
+    code = main(["diagnose", *map(str, words), "--json=-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_table_of_losses_is_judged_by_what_it_has(tmp_path, capsys):
+    rows = [f"{step},{loss},{1e-3 * min(step / 20, 1)},1.0,x" for step, loss in losses()]
+    (tmp_path / "theirs.csv").write_text("\n".join(["step,loss,lr,grad_norm,note", *rows]))
+    code, found = answer(capsys, tmp_path / "theirs.csv")
+    assert code == 1 and [verdict["cause"] for verdict in found["verdicts"]] == ["spike_benign"]
+    assert "the loss is 7.03 in steps 250 to 252, after 3.04" in found["verdicts"][0]["evidence"]
+    course, settings = (found["lines"][name] for name in ("course", "settings"))
+    assert "spikes of the loss" in course["judged"] and "a loss that rises for good" in course["judged"]
+    assert "the run has no config" in [gap["missing"] for gap in settings["not_judged"]] and not settings["judged"]
+
+
+def test_metrics_without_a_config_are_judged(tmp_path, capsys):
+    lines = [{"step": step, "train_loss": loss} for step, loss in losses(spike=0.0)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for place in (tmp_path, tmp_path / "metrics.jsonl"):
+        code, found = answer(capsys, place)
+        assert code == 0 and found["verdicts"] == [] and tuple(found["lines"]) == LINES
+        assert main(["diagnose", str(place)]) == 0
+        assert capsys.readouterr().out.startswith("no cause found in what was judged\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("step,loss\n1,2.0\nx,3.0\n", "line 3 has a value that is not a number"),
+        ("it,loss\n1,2.0\n", "line 2 has no step; its columns are named step, train_loss"),
+        ("step,perplexity\n1,2.0\n", "has no line with a step and a train_loss"),
+        ("", "has no line with a step and a train_loss"),
+    ],
+)
+def test_a_table_that_is_none_is_one_line_and_2(tmp_path, capsys, content, words):
+    (tmp_path / "theirs.csv").write_text(content)
+    assert main(["diagnose", str(tmp_path / "theirs.csv")]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    (tmp_path / "theirs.csv").write_text("step,loss\n1,2.0\n")
+    assert main(["diagnose", str(tmp_path / "theirs.csv"), "--live"]) == 2
+    assert "--live needs the run's data: the run has no config" in capsys.readouterr().err
+
+
+def test_no_check_fails_for_what_a_run_does_not_have(tmp_path):
+    """Each check is a gap, never an error, on any part of what a run has."""
+    run = healthy()
+    parts = [row | {"val_loss": 3.0} for row in run.rows]
+    names = ("train_loss", "lr", "grad_norm", "update_norm", "param_norm", "tokens")
+    for count in range(1, len(names) + 1):
+        lines = [{name: row[name] for name in ("step", *names[:count])} for row in parts]
+        for known in ({}, {"model.vocab_size": 256}, {"optim.name": "adamw", "optim.peak_lr": 1e-2}, dict(run.values)):
+            for layers in ((), run.layers):
+                evidence = metrics_evidence(lines, tmp_path, known, layers)
+                assert diagnose(evidence).verdicts == [], (names[:count], len(known))
+    assert all(isinstance(check(run), list) for family in FAMILIES for check in family.CHECKS)
+
+
+def test_what_is_known_of_a_config_is_judged(tmp_path):
+    run = healthy()
+    lines = [
+        row | {"train_loss": 9.0 if row["step"] > 200 else row["train_loss"], "update_norm": 9.0} for row in run.rows
+    ]
+    known = {"model.vocab_size": 256, "optim.peak_lr": 0.3}
+    (first, *_) = diagnose(metrics_evidence(lines, tmp_path, known)).verdicts
+    assert first.cause == "lr_too_high" and first.knob == "optim.peak_lr=0.1"
