@@ -140,7 +140,6 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
         "head_stuck",
         "rows_stuck",
         "layer_adds_nothing",
-        "embedding_unlike",
         "moments_stuck",
         "dead_units",
         "eps_dominates",
