@@ -25,6 +25,7 @@ from scalelab.train.lineage.changes import present_events
 from scalelab.train.lineage.facts import config_from_facts
 
 NO_CONFIG = "the run has no config"
+SHORT_PATH = 1.0  # `path_length` of a run that may not have learned what it could; on configs/tiny 2.7 at the good LR
 
 
 class Missing(BadInput):
@@ -204,6 +205,16 @@ def update_ratio(evidence: Evidence) -> Series:
     chosen = [np.isin(each.steps, shared) for each in (update, params)]
     ratio = update.values[chosen[0]] / np.maximum(params.values[chosen[1]], 1e-30)
     return Series(shared, ratio).finite()
+
+
+def path_length(ratio: Series) -> float:
+    """Bound how far the weights have moved from their start, in units of their norm, by the triangle inequality.
+
+    Between logged lines the larger of both ends counts.
+    """
+    steps, larger = np.diff(ratio.steps, prepend=0), np.maximum(ratio.values, np.roll(ratio.values, 1))
+    larger[0] = ratio.values[0]
+    return float(np.sum(steps * larger))
 
 
 def _data(folder: pathlib.Path) -> tuple[DataSample | None, str]:

@@ -4,17 +4,23 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
+from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
-from scalelab.diagnose.checks.leaves import moved
+from scalelab.diagnose.checks.leaves import live, moved
 from scalelab.diagnose.checks.state import saved
 from scalelab.diagnose.checks.state.averages import check_loss_scale
 from scalelab.diagnose.checks.state.replayed import check_states
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.probes.again import probe_replay
+from scalelab.diagnose.probes.leaves.ablation import probe_layers
+from scalelab.diagnose.probes.leaves.step import probe_leaves
+from scalelab.diagnose.probes.subject import load_subject
 from scalelab.diagnose.verdict import Judged, Verdict
+from scalelab.optim import groups
 from scalelab.train.checkpoints.restore import read_arrays
 from scalelab.train.single import train_single
 from tests.diagnose.evidences import healthy
@@ -194,3 +200,64 @@ def test_the_loss_scale_follows_its_rule(scales, skipped, words):
     verdicts = [each for each in check_loss_scale(with_scale(scales, skipped)) if isinstance(each, Verdict)]
     assert [verdict.cause for verdict in verdicts] == (["loss_scale_dead"] if words else [])
     assert all(words in verdict.evidence for verdict in verdicts)
+
+
+def slow_head(shape, options, optimizer):
+    """The LR multipliers of a fork: a hundredth for the head."""
+    scales = RIGHT_SCALES(shape, options, optimizer)
+    return scales | {"head": {"w": dataclasses.replace(scales["head"]["w"], lr=0.01)}}
+
+
+RIGHT_SCALES = groups.optimizer_scales
+
+
+def judge(evidence, probes):
+    evidence = dataclasses.replace(evidence, probes=probes)
+    return [each for check in live.CHECKS for each in check(evidence)]
+
+
+@pytest.mark.full
+def test_live_compares_a_step_with_the_optimizer_by_hand(run):
+    evidence = gather_evidence(run)
+    subject = load_subject(evidence, 2)
+    measured = probe_leaves(evidence, subject) | probe_layers(subject)
+    assert max(value for name, value in measured.items() if name.startswith("off/")) < 1e-5
+    assert {type(each) for each in judge(evidence, measured)} == {Judged}
+    with forks.replaced(groups, "optimizer_scales", slow_head):
+        forked = probe_leaves(evidence, subject)
+    (verdict,) = [each for each in judge(evidence, measured | forked) if isinstance(each, Verdict)]
+    assert verdict.cause == "update_wrong" and "the change of head.w is not adamw's" in verdict.evidence
+    assert "0.01 times as large" in verdict.evidence
+
+
+def test_a_layer_whose_branches_are_zero_adds_nothing(run):
+    evidence = gather_evidence(run)
+    subject = load_subject(evidence)
+    params = jax.tree.map(lambda x: x, subject.state.params)
+    for branch, last in (("attention", "o"), ("mlp", "down")):
+        params["blocks"][branch][last]["w"] = params["blocks"][branch][last]["w"].at[1].set(0.0)
+    idle = subject._replace(state=subject.state._replace(params=params))
+    values = probe_layers(idle)
+    assert values["layer_effect/1"] == 0.0 and values["layer_effect/0"] > 0.01
+    verdict = next(each for each in judge(evidence, values) if isinstance(each, Verdict))
+    assert verdict.cause == "layer_adds_nothing" and verdict.evidence.startswith("layer 1: without its branches")
+
+
+def test_stuck_parts_of_a_step_are_told_by_their_paths():
+    """Measurements of a step in which a leaf has no gradient, another one no change, and a head no gradient."""
+    parts = ("embed/w", "layers/0/attention/q/w", "layers/1/attention/q/w", "head/w")
+    values = {"leaf_step": 2, "leaf_lr": 1e-3, "leaf_skipped": False, "leaf_targets": 9, "rows_without_gradient": [7]}
+    values |= {f"leaf_gradient/{part}": 0.1 for part in parts} | {f"leaf_moved/{part}": 1e-2 for part in parts}
+    values |= {f"leaf_size/{part}": 0.02 for part in parts} | {"head_gradient/layers/0/attention/q/w[head 1]": 0.0}
+
+    def found(**changed):
+        return {each.cause: each.evidence for each in judge(healthy(), values | changed) if isinstance(each, Verdict)}
+
+    assert found()["head_stuck"].startswith("layers/0/attention/q/w[head 1]: the gradient is exactly 0")
+    assert "tokens 7 occur" in found()["rows_stuck"] and "leaf_stuck" not in found()
+    zero = found(**{"leaf_gradient/layers/1/attention/q/w": 0.0})["leaf_stuck"]
+    assert zero.startswith("layers/1/attention/q/w: the gradient is exactly 0 in 1 of 4 leaves")
+    still = found(**{"leaf_moved/head/w": 0.0})["leaf_stuck"]
+    assert still.startswith("head/w: has a gradient (norm 0.1) and does not move but for decay at step 2")
+    assert "leaf_stuck" not in found(leaf_skipped=True, **{"leaf_moved/head/w": 0.0})
+    assert not found(leaf_targets=0)

@@ -24,6 +24,7 @@ from scalelab.api.arguments import (
 from scalelab.api.defaults import AFTER, NOISE_BATCHES
 from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
+from scalelab.diagnose.against import judge_against
 from scalelab.diagnose.batch import Sequence as ReadSequence
 from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.checks.causes import split_causes
@@ -36,8 +37,12 @@ from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
 from scalelab.diagnose.watch.curve import Curve, read_curve
+from scalelab.diagnose.watch.forecast import forecast_run
+from scalelab.diagnose.watch.score import FORECASTS_FILE, keep_forecast, score_run, summarise_scores
+from scalelab.diagnose.watch.stop import describe_facts
 from scalelab.errors import BadInput
 from scalelab.index import alive
+from scalelab.plan.budget.lawbook import load_law_book
 from scalelab.record import listing, records
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.paths import list_folders
@@ -76,8 +81,6 @@ def diagnose(
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
-        from scalelab.diagnose.against import judge_against
-
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
         diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
@@ -204,10 +207,6 @@ def watch(
     Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
     of N and D; `price`: of a device-hour; `note` gets lines on what is left out.
     """
-    from scalelab.diagnose.watch.forecast import forecast_run
-    from scalelab.diagnose.watch.score import keep_forecast
-    from scalelab.diagnose.watch.stop import describe_facts
-
     folders = listing.run_folders(folder)
     family = load_family_law(law, note) if isinstance(law, str | os.PathLike) else law
     siblings = _read_siblings(folders, note)
@@ -237,7 +236,6 @@ def watch(
 @check_arguments()
 def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
     """Load loss(N, D) of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
-    from scalelab.plan.budget.lawbook import load_law_book
 
     name = os.fspath(law)
     book = load_law_book(name)
@@ -284,7 +282,6 @@ class Scored(NamedTuple):
 @check_arguments()
 def score_forecasts(folder: Path) -> Scored:
     """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
-    from scalelab.diagnose.watch.score import FORECASTS_FILE, score_run, summarise_scores
 
     folders = listing.run_folders(folder)
     if len(folders) > 1:

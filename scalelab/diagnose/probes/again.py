@@ -1,7 +1,6 @@
 """Run steps again from saved states, on this machine, and compare with the logged bits."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab.config import Static
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves.saved import read_saved_steps
-from scalelab.diagnose.probes.subject import Subject, load_subject
+from scalelab.diagnose.probes.subject import Subject, compile_step, load_subject
 from scalelab.model.declare import named_leaves
 from scalelab.train.step.state import TrainState
-from scalelab.train.step.step import train_step
 
 REPLAYED = 20  # most steps run again after a saved one, if the next saved one is farther than
 NEAR = 400  # steps, or SECONDS
@@ -59,7 +56,8 @@ def _is_repeatable(evidence: Evidence, step: int, following: int) -> bool:
     """
     if any(int(event.get("step") or 0) > step for event in evidence.kinds("config_change", "branch", "fallback")):
         return False
-    if any(step < int(event.get("step") or 0) <= following for event in evidence.kinds("rewind")):
+    rewinds = [event for event in evidence.kinds("guard") if event.get("action") == "rewind"]
+    if any(int(event.get("step") or 0) > step for event in [*rewinds, *evidence.kinds("back_to")]):
         return False
     devices = evidence.record.get("mesh", {}).get("devices", 1)
     return devices == 1 and evidence.record.get("device") == jax.devices()[0].device_kind
@@ -84,12 +82,6 @@ def _compare(evidence: Evidence, step: int, end: TrainState, lines: Mapping[int,
         if any(abs(ours - theirs) > SAME * abs(ours) for ours, theirs in pairs.values()):
             return values | {f"replay_line/{step}": {"step": row["step"]} | pairs}
     return values
-
-
-@functools.cache
-def compile_step(static: Static) -> Any:
-    """The trained step, compiled once for all probes that take one."""
-    return jax.jit(functools.partial(train_step, static))
 
 
 def _replay(subject: Subject, last: int) -> tuple[dict[int, dict[str, float]], TrainState]:

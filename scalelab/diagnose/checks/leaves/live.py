@@ -40,6 +40,8 @@ def check_gradients(evidence: Evidence) -> Findings:
         why = f"{evidence.values['precision.name']} turns small gradients to zero, whatever the leaf"
         return [Gap("leaf_stuck", why, "precision.name=fp16, bf16 or fp32")]
     open_parts = {part: size for part, size in gradients.items() if not declared_frozen(evidence, _to_dots(part))}
+    if not evidence.probes["leaf_targets"]:
+        return [Gap("leaf_stuck", f"the batches of step {where[0]} have nothing to predict", "another checkpoint")]
     zero = [part for part, size in open_parts.items() if size == 0.0]
     findings: list[Verdict | Gap | Judged] = [Judged(GRADIENTS)]
     if zero:

@@ -9,6 +9,7 @@ import itertools
 
 import numpy as np
 
+from scalelab.diagnose.checks.state.saved import restarted
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.probes.leaves.saved import SavedStep, read_saved_steps
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
@@ -43,7 +44,7 @@ def _judge_average(evidence: Evidence, saved: list[SavedStep], decay: float) -> 
         still = [name for name, x in after.part("ema.mean").items() if np.array_equal(x, old.get(name, np.empty(0)))]
         if after.accepted > before.accepted and len(still) == len(mean) and _moves(evidence, after.step):
             problem = f"the same bits at steps {before.step} and {after.step}"
-    if not evidence.values["train.branch_from"] and taken != last.accepted:
+    if not evidence.values["train.branch_from"] and taken != last.accepted and not restarted(evidence, 0, last.step):
         problem = f"counts {taken} steps of {last.accepted} that were taken"
     far, bound = _way(evidence, last, decay)
     if not problem and far > bound:
@@ -130,7 +131,7 @@ def _broken_rule(scale: Series, skipped: Series) -> list[Verdict]:
 def _saved_rule(evidence: Evidence) -> list[Verdict]:
     """Judge the saved scale and its count of finite steps, of a run without a skipped step."""
     saved, _ = read_saved_steps(evidence)
-    if not saved or evidence.values["train.branch_from"] or evidence.kinds("branch", "rewind", "back"):
+    if not saved or evidence.values["train.branch_from"] or restarted(evidence, 0, saved[-1].step):
         return []
     for each in saved:
         scale, good = each.arrays.get("precision.scale"), each.arrays.get("precision.good")

@@ -25,7 +25,7 @@ ROUNDING = 1.01  # margin of rounding over some thousand fp32 sums
 SMALLEST = 1.2e-38  # squares below it are zero in fp32 on most devices
 ADAMS = ("adam", "adamw", "nadamw")  # m and v of the clipped gradients themselves
 TINY = 1e-30  # sums of squares below it lose some of them to zero
-RESTARTING = ("branch", "rewind", "back", "fallback", "moved")  # events after which moments may have begun anew
+RESTARTING = ("branch", "back_to", "fallback", "moved")  # events after which moments may have begun anew
 
 
 class AdamMoments(NamedTuple):
@@ -69,10 +69,11 @@ def largest_ratio(moments: AdamMoments) -> float:
     return float((1 - least) * np.sqrt(total / (1 - beta2)))
 
 
-def _restarted(evidence: Evidence, first: int, last: int) -> bool:
-    """Whether moments may have begun anew after `first` and up to `last`."""
-    events = evidence.kinds(*RESTARTING)
-    return any(first <= int(event.get("step") or 0) <= last for event in events)
+def restarted(evidence: Evidence, first: int, last: int) -> bool:
+    """Whether moments may have begun anew, or steps were taken twice, between two steps."""
+    events = [*evidence.kinds(*RESTARTING), *(e for e in evidence.kinds("guard") if e.get("action") == "rewind")]
+    ends = [(int(event.get("step") or 0), int(event.get("to") or event.get("step") or 0)) for event in events]
+    return any(min(pair) <= last and max(pair) >= first for pair in ends)
 
 
 def check_counts(evidence: Evidence) -> Findings:
@@ -83,7 +84,7 @@ def check_counts(evidence: Evidence) -> Findings:
     verdicts = []
     for before, after in zip([None, *saved], saved, strict=False):
         first = before.step if before else 0
-        if _restarted(evidence, first, after.step) or (before is None and evidence.values["train.branch_from"]):
+        if restarted(evidence, first, after.step) or (before is None and evidence.values["train.branch_from"]):
             continue
         taken = after.accepted - (before.accepted if before else 0)
         for name, x in after.part("opt_state").items():
@@ -180,7 +181,7 @@ def check_norms(evidence: Evidence) -> Findings:
     own = [m for m in (find_adam_moments(evidence, saved[-1]) if saved else []) if ".rest." not in m.place]
     if not own or not plain or coupled or v["optim.name"] not in ADAMS or own[0].mu.keys() != saved[-1].params.keys():
         return []
-    if evidence.edited or evidence.lost or int(saved[-1].arrays["skipped"]) or _restarted(evidence, 1, saved[-1].step):
+    if evidence.edited or evidence.lost or int(saved[-1].arrays["skipped"]) or restarted(evidence, 1, saved[-1].step):
         return []
     return [*_judge_sum(evidence, saved[-1], own[0]), Judged(NORMS)]
 

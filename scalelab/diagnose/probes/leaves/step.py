@@ -14,11 +14,10 @@ import numpy as np
 from scalelab.config import Static
 from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.probes.again import compile_step
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
 from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement, parameter_kind
-from scalelab.diagnose.probes.subject import Subject, batch_gradients
+from scalelab.diagnose.probes.subject import Subject, batch_gradients, compile_step
 from scalelab.model.declare import named_leaves
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
@@ -78,11 +77,13 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
     `leaf_size/PART`: RMS of its numbers.
     `rows_without_gradient`: tokens that occur in these batches and whose row of the embedding has no gradient.
     `off/STATE/NAME`: relative error of moments, or of the `change`, beside the step by hand; `off_factor/NAME`: the
-    change over that by hand. `leaf_lr`: the step's LR; `leaf_skipped`: whether the guard skipped it.
+    change over that by hand. `leaf_lr`: the step's LR; `leaf_skipped`: whether it was skipped;
+    `leaf_targets`: tokens to predict in these batches.
     """
     leaves = take_step(subject)
     values: dict[str, Any] = {
         "leaf_step": subject.step, "leaf_lr": leaves.metrics["lr"],
+        "leaf_targets": int(np.sum(leaves.tokens[:, 1:] >= 0)),
         "leaf_skipped": leaves.metrics["skipped"] > float(subject.state.skipped),
     }  # fmt: skip
     for name, size in leaves.sizes.items():
