@@ -22,6 +22,7 @@ RECENT = 288  # newest losses, whatever they are: what the host's test of a last
 BLOCK, BLOCKS = 20, 500  # flags are counted by blocks of steps: 10,000 steps make the spike score
 MOST_JUMPS = 4  # of the data, ahead of a run at once
 FORMER_COUNTS, FORMER_MARKS = 13, 5  # fields that they had before 0.4; those since then stand last
+LINE_CAUTION = 1.5  # of the smaller of two variances: no more false flags than about the mean (checks.diagnosis.noise)
 TREND = 32  # newest values of the window, through which the trend's line goes
 
 
@@ -148,7 +149,7 @@ def read_window(rule: Guard, window: jax.Array, entered: jax.Array) -> Window:
     left = jnp.sum(halves * halves, axis=2) - sums * sums / last - products * products / np.sum(x * x)  # by the line
     near = choose(entered >= last, left[:, 1], jnp.inf)
     nearest = choose(entered >= 2 * last, jnp.min(left, axis=1), near)
-    noise = jnp.sqrt(jnp.maximum(nearest / max(last - 2, 1), by_steps))
+    noise = jnp.sqrt(jnp.maximum(LINE_CAUTION * nearest / max(last - 2, 1), by_steps))
     return Window(window[:, -1] + sums[:, 1] / last, noise, largest, entered)
 
 
