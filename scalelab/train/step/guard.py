@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from scalelab.config import Guard, Static, replace_hparams
 from scalelab.config.choices import DETECTORS, PARAMETRIZATIONS
@@ -45,11 +46,11 @@ from scalelab.train.step.memory import (  # noqa: F401 - the memory is part of t
     as_entered,
     begin_window,
     choose,
-    count_values,
     first_of,
     init_guard,
     median_norm,
     read_window,
+    stack,
     trend_length,
 )
 
@@ -100,10 +101,11 @@ class Decision(NamedTuple):
         jax.Array
     )  # [3]: loss or gradient norm, whichever was flagged, what it was held to, and noises above the level
     restarted: jax.Array  # whether a known change begins a new window
-    left_out: jax.Array  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
+    left_out: Any  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
     values: jax.Array  # [2]: loss and gradient norm as they would enter the window, and what they were held to
     window: Window
     lr: jax.Array | float = math.inf  # planned for this step
+    overflows: jax.Array | int = 0  # whether it is one of fp16, which lowers the loss scale
 
     @property
     def value(self) -> jax.Array:
@@ -147,31 +149,34 @@ def decide(
     above = entering - window.level
     margin = _margins(rule, window, h.guard.sigmas)
     # OLMo-core counts the value at hand among those that it needs.
-    is_judged = entered >= h.guard.minimum - detector.outliers_enter
+    least = jnp.maximum(h.guard.minimum, trend_length(rule)) if detector.logs else h.guard.minimum - 1
+    is_judged = entered >= least
     outliers = (above > margin) & (finite & is_judged)
     limit += jnp.maximum(EARLY_RISE, EARLY_SHARE * limit)
     is_start = (step < EARLY_STEPS) | ~is_judged if detector.logs else step < EARLY_STEPS
-    is_part = jnp.asarray(left_out[0]) > 0
-    cases = (~finite & ~jnp.asarray(overflow), outliers[0], outliers[1], finite & is_start & (loss > limit), is_part)
-    signal = first_of(cases, (BAD, LOSS, NORM, EARLY, BAD), 0)
-    clips, skips = _choose_action(rule, memory, step, signal, loss)
-    action = first_of((skips | ~finite, clips, is_part), (1, 2, 3), 0)
+    is_bad = ~finite if overflow is False else ~finite & ~jnp.asarray(overflow)
+    is_part = [jnp.asarray(left_out[0]) > 0] if rule.leaves_out else []
+    cases = [is_bad, *outliers, finite & is_start & (loss > limit), *is_part]
+    signal = first_of(cases, (BAD, LOSS, NORM, EARLY, BAD)[: len(cases)], 0)
+    clips, skips = _choose_action(rule, memory, step, signal, loss) if rule.acts else (None, None)
+    actions = [~finite] if skips is None else [skips | ~finite, clips]
+    action = first_of([*actions, *is_part], [*range(1, len(actions) + 1), *[3] * len(is_part)], 0)
     threshold = jnp.exp(window.level + margin) if detector.logs else window.level + margin
-    threshold = jnp.where(signal == EARLY, limit, threshold)
+    threshold = choose(signal != EARLY, threshold, limit)
     held = jnp.stack([values, threshold, above / jnp.maximum(window.noise, TINY)], axis=1)
-    clip = choose(clips, median_norm(rule, memory.window, entered), jnp.inf) if rule.acts else jnp.float32(jnp.inf)
+    accepted, clip = finite, jnp.float32(jnp.inf)
+    if clips is not None:
+        accepted, clip = finite & ~skips, choose(clips, median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
-        finite & ~skips, clip, signal, action, jnp.where(signal == NORM, held[1], held[0]), jnp.asarray(restarted),
-        jnp.stack([jnp.asarray(x, jnp.int32) for x in left_out]), entering, window,
+        accepted, clip, signal, action, choose(signal == NORM, held[1], held[0]), jnp.asarray(restarted),
+        stack(left_out, jnp.int32) if rule.leaves_out else np.array([0, -1], np.int32), entering, window,
     )  # fmt: skip
 
 
 def _choose_action(
     rule: Guard, memory: GuardState, step: jax.Array, signal: jax.Array, loss: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Whether the step is clipped, and whether it is skipped; neither where the guard only watches."""
-    if not rule.acts:
-        return jnp.zeros((), bool), jnp.zeros((), bool)
+    """Whether the step is clipped, and whether it is skipped, where the guard acts."""
     counts, marks, logs = Counts(*memory.counts), Marks(*memory.marks), DETECTORS[rule.detector].logs
     outlier = (signal == LOSS) | (signal == NORM)
     if rule.clips:
@@ -201,6 +206,8 @@ def decide_step(static: Static, state: Any, signals: Signals, planned: Hparams) 
     overflow = _is_overflow(static, state.precision, signals)
     restarted = is_known_change(static, state.step, Marks(*state.guard.marks).lr, planned.step.lr)
     decision = decide(static.guard, state.guard, signals, overflow, restarted, planned)
+    if overflow is not False:
+        decision = decision._replace(overflows=overflow & (decision.signal == 0))
     return decision._replace(lr=planned.step.lr)
 
 
@@ -215,7 +222,7 @@ def _margins(rule: Guard, window: Window, sigmas: jax.Array) -> jax.Array:
     """How far above the level loss and gradient norm are outliers, as they stand in the window."""
     if not DETECTORS[rule.detector].logs:
         return sigmas * window.noise
-    margin = (sigmas + LEVEL_ERRORS / jnp.sqrt(count_values(window.entered, trend_length(rule)))) * window.noise
+    margin = (sigmas + LEVEL_ERRORS / math.sqrt(trend_length(rule))) * window.noise
     larger = window.largest_norm - window.level[1] + LARGER
     return jnp.maximum(margin, jnp.stack([LEAST_MARGIN, larger]))
 

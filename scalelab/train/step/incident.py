@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from scalelab.config import Guard, Static
 from scalelab.config.choices import DETECTORS
 from scalelab.train.step.guard import (
-    ACTIONS,
     ALIKE_STEPS,
     EARLY,
     EARLY_STEPS,
@@ -119,7 +118,7 @@ def remember(
         base_step=jax.lax.select(d.restarted, step, counts.base_step),
         is_open=counts.is_open * ~d.restarted,
         flagged=counts.flagged + flagged,
-        overflows=counts.overflows + ((d.action == ACTIONS.index("skip")) & (d.signal == 0)),
+        overflows=counts.overflows + d.overflows,
         large=large,
         high=(counts.high + 1) * ((step >= HIGH_FROM) & ~(signals.loss <= uniform_loss + HIGH_MARGIN)),
     )
@@ -131,8 +130,9 @@ def remember(
     counts, marks, shape = _follow_incident(rule, counts, marks, recent, signals, d, is_flagged, uniform_loss)
     window, entered = _enter(rule, memory.window, d, signals)
     settled = shape == NEW_LEVEL
-    jumps = memory.jumps[:, 0] == step + 1
-    shift = memory.data_shift + jnp.sum(jumps * memory.jumps[:, 1])
+    due = memory.jumps[:, :1] == step + 1
+    shift = memory.data_shift + jnp.sum(due * memory.jumps[:, 1:])
+    jumps = choose(jnp.broadcast_to(~due, memory.jumps.shape), memory.jumps, -1)
     blocks = _count_flag(memory.blocks, step, flagged)
     lr_factor, clip_factor = memory.lr_factor, memory.clip_factor
     if rule.acts and DETECTORS[rule.detector].logs:
@@ -140,15 +140,15 @@ def remember(
         lr_factor, clip_factor = (x * jnp.where(x > SLOWEST, slower, 1.0) for x in (lr_factor, clip_factor))
     state = GuardState(
         window, recent, blocks, stack(counts._replace(entered=entered * ~settled), jnp.int32),
-        stack(marks, jnp.float32), shift, jnp.where(jumps[:, None], -1, memory.jumps), lr_factor, clip_factor,
+        stack(marks, jnp.float32), shift, jumps, lr_factor, clip_factor,
     )  # fmt: skip
     shape = jax.lax.select(counts.high == HIGH_STEPS, jnp.int32(DIVERGED), shape)
     score = jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS)
-    held = d.held * is_flagged
+    held = choose(is_flagged, d.held, 0.0)
     held = jax.lax.select(is_large, jnp.stack([update_ratio, LARGE_RATIO, 0.0]), held)  # of `large_updates`
     rest = stack([shape, score, d.restarted | settled, counts.first_flag, counts.last_flag], jnp.float32)
     first = stack([signal, d.action], jnp.float32)
-    return state, jnp.concatenate([first, held, rest, d.left_out.astype(jnp.float32)])  # as in `Report`
+    return state, jnp.concatenate([first, held, rest, jnp.float32(d.left_out)])  # as in `Report`
 
 
 def _count_flag(blocks: jax.Array, step: jax.Array, flagged: jax.Array) -> jax.Array:
@@ -166,7 +166,7 @@ def _enter(rule: Guard, window: jax.Array, decision: Decision, signals: Signals)
     if DETECTORS[rule.detector].outliers_enter:
         enters = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     longer = jnp.concatenate([window[:, 1:], decision.values[:, None]], axis=1)
-    return jnp.where(enters, longer, window), decision.window.entered + enters
+    return choose(enters, longer, window), decision.window.entered + enters
 
 
 def _follow_incident(
@@ -188,7 +188,7 @@ def _follow_incident(
     rises = choose(ended, (counts.rises + 1) * (peak > marks.peak_before), counts.rises) * ~starts
     level, noise = _base_of(rule, d, marks)
     logs = jnp.log(jnp.maximum(recent[-2 * HALF :], TINY))
-    now = jnp.mean(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
+    now = 0.5 * jnp.sum(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
     is_settled, middle = _has_settled(rule, logs, marks.best, noise, d, uniform_loss)
     marks = marks._replace(
         base=choose(starts, level, marks.base),
@@ -205,7 +205,11 @@ def _follow_incident(
     cases = (back & (age <= BENIGN_STEPS), back, is_open & ended & (rises == 2), settled,
              is_open & (age == PERSISTENT_STEPS))  # fmt: skip
     shape = first_of(cases, (BENIGN, SLOW, GROWING, NEW_LEVEL, PERSISTENT), 0)
-    settled, is_short = shape == NEW_LEVEL, ended & (counts.in_a_row <= ALIKE_STEPS)
+    settled = shape == NEW_LEVEL
+    if rule.acts:  # else no burst was skipped
+        is_short = ended & (counts.in_a_row <= ALIKE_STEPS)
+        counts = counts._replace(alike=counts.alike + is_short)
+        marks = marks._replace(reach=choose(is_short, jnp.maximum(marks.reach, peak), marks.reach))
     counts = counts._replace(
         base_step=jax.lax.select(settled, step + 1, counts.base_step),
         first_flag=first,
@@ -213,14 +217,9 @@ def _follow_incident(
         in_a_row=(counts.in_a_row + 1) * flag,
         is_open=is_open & ~back & ~settled,
         rises=rises,
-        alike=counts.alike + is_short,
         elevated=elevated * ~settled,
     )
-    marks = marks._replace(
-        best=choose(settled, middle, marks.best),
-        reach=choose(is_short, jnp.maximum(marks.reach, peak), marks.reach),
-    )
-    return counts, marks, shape
+    return counts, marks._replace(best=choose(settled, middle, marks.best)), shape
 
 
 def _base_of(rule: Guard, d: Decision, marks: Marks) -> tuple[jax.Array, jax.Array]:

@@ -22,8 +22,8 @@ RECENT = 288  # newest losses, whatever they are: what the host's test of a last
 BLOCK, BLOCKS = 20, 500  # flags are counted by blocks of steps: 10,000 steps make the spike score
 MOST_JUMPS = 4  # of the data, ahead of a run at once
 FORMER_COUNTS, FORMER_MARKS = 13, 5  # fields that they had before 0.4; those since then stand last
+LINE_CAUTION = 1.5  # of the smaller of two variances: no more false flags than about the mean (checks.diagnosis.noise)
 TREND = 32  # newest values of the window, through which the trend's line goes
-FEW = 4  # values through which a line says nothing of the noise
 
 
 class Counts(NamedTuple):
@@ -141,23 +141,23 @@ def read_window(rule: Guard, window: jax.Array, entered: jax.Array) -> Window:
         squares = jnp.sum(jnp.where(filled[None], jnp.square(window - mean[:, None]), 0.0), axis=1)
         return Window(mean, jnp.sqrt(squares / (n - 1)), largest, entered)
     last = trend_length(rule)
-    weights = filled.astype(jnp.float32)[None]
-    near = (window - window[:, -1:]) * weights
-    steps = (near[:, 1:] - near[:, :-1]) * weights[:, :-1]
-    halves = near[:, -2 * last :].reshape(2, 2, last)  # row, half, value
-    m = jax.lax.clamp(2.0, n - jnp.array([last, 0.0], jnp.float32), float(last))[:, None]
-    x = jnp.arange(last, dtype=jnp.float32)[None] + (0.5 * (m + 1) - last)  # steps from the middle of what is filled
-    sums, squares, products = jnp.sum(jnp.stack([halves, halves * halves, halves * x[None]]), axis=3)
-    m = m[:, 0][None]
-    left = squares - sums * sums / m - products * products * (12 / (m * (m * m - 1)))  # what the line leaves
-    left = jnp.where(m > FEW, left / jnp.maximum(m - 2, 1), jnp.inf)
+    steps = (window[:, 1:] - window[:, :-1]) * filled[None, :-1]
     by_steps = jnp.sum(steps * steps, axis=1) / (2 * (n - 1))
-    noise = jnp.sqrt(jnp.maximum(jnp.min(left, axis=1), by_steps))
-    return Window(window[:, -1] + sums[:, 1] / m[:, 1], noise, largest, entered)
+    halves = (window[:, -2 * last :] - window[:, -1:]).reshape(2, 2, last)  # row, half, value
+    x = np.arange(last, dtype=np.float32) - (last - 1) / 2  # steps from the middle
+    sums, products = jnp.sum(halves, axis=2), jnp.sum(halves * x[None, None], axis=2)
+    left = jnp.sum(halves * halves, axis=2) - sums * sums / last - products * products / np.sum(x * x)  # by the line
+    near = choose(entered >= last, left[:, 1], jnp.inf)
+    nearest = choose(entered >= 2 * last, jnp.min(left, axis=1), near)
+    noise = jnp.sqrt(jnp.maximum(LINE_CAUTION * nearest / max(last - 2, 1), by_steps))
+    return Window(window[:, -1] + sums[:, 1] / last, noise, largest, entered)
 
 
 def trend_length(rule: Guard) -> int:
-    """How many of the window's newest values are its level; their trend and that of as many before give its noise."""
+    """How many of the window's newest values are its level; their trend and that of as many before give its noise.
+
+    Before so many are there the noise is infinite.
+    """
     return min(TREND, rule.window // 2)
 
 
