@@ -114,13 +114,8 @@ def _state_bytes(static: Static) -> dict[str, int]:
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
-    kept = sum(by_part.values()) if static.guard.rerun else 0
-    more = {
-        "copies": gathered_bytes(static) + slot_bytes(static),
-        "average": by_part["ema"],
-        "variables": by_part["variables"],
-        "kept state": kept,
-    }
+    copies, kept = gathered_bytes(static) + slot_bytes(static), sum(by_part.values()) * static.guard.rerun
+    more = {"copies": copies, "average": by_part["ema"], "variables": by_part["variables"], "kept state": kept}
     return parts | {name: size for name, size in more.items() if size}
 
 
