@@ -199,14 +199,19 @@ def _bits(evidence: Evidence) -> Contradiction | None:
 
 
 def _share(evidence: Evidence) -> Contradiction | None:
-    """The share of the device's peak, since the last restart: another machine has another peak."""
+    """The share of the device's peak, since the last restart: another machine has another peak.
+
+    A CPU's peak is measured anew by each process, so there the lines are compared with each other.
+    """
     record, last = evidence.record, max(_restart_steps(evidence), default=0)
     each, peak = record.get("flops_per_token", {}).get("exact"), record.get("peak_flops")
     if not each or not peak or record.get("mixed") or evidence.kinds("config_change"):
         return None
     whole = peak * record.get("mesh", {}).get("devices", 1)
     lines = [line for line in evidence.lines if line["step"] > last]
-    share = lambda line: line["tokens_per_s"] * each / whole if line.get("tokens_per_s") else None  # noqa: E731
+    known = [line["mfu"] / line["tokens_per_s"] for line in lines if line.get("mfu") and line.get("tokens_per_s")]
+    by_rate = float(np.median(known)) if known and record.get("device") == "cpu" else each / whole
+    share = lambda line: line["tokens_per_s"] * by_rate if line.get("tokens_per_s") else None  # noqa: E731
     return _compare("mfu", lines, share, CLOSE, "its tokens_per_s makes")
 
 
