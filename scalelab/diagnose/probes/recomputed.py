@@ -19,7 +19,7 @@ from scalelab.evaluate.subject import EvaluatedModel, load_evaluated_model, toke
 from scalelab.train.step.step import jit_train_step
 
 MOST_SAVED = 2  # saved steps whose values are computed again: the first and the last
-METRICS = ("train_loss", "grad_norm", "clip_ratio", "lr", "param_norm", "update_norm")
+METRICS = ("train_loss", "grad_norm", "clip_ratio", "lr", "update_norm", "param_norm")
 
 
 def probe_validation(evidence: Evidence) -> dict[str, float]:

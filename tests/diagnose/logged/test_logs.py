@@ -1,5 +1,6 @@
 """What was logged: lines whole and in order, counts that agree, and an LR that follows the declared schedule."""
 
+import dataclasses
 import json
 import shutil
 
@@ -10,6 +11,7 @@ from scalelab.optim import schedules
 from scalelab.record import records
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.single import train_single
+from tests.diagnose.evidences import causes, healthy
 from tests.diagnose.logged.runs import change_lines, diagnosed, lines_of, small_config, write_lines
 
 
@@ -74,6 +76,30 @@ def test_a_schedule_that_begins_anew_at_a_resume_is_named(run, capsys):
     assert "from step 0 again since the restart of step 40" in text
 
 
+def test_a_second_warm_up_after_a_resume_is_named(run, capsys):
+    records.write_event(run, "resume", 40)
+    rates, warmup = planned(run, range(60)), records.read_config(run)["schedule"]["warmup_steps"]
+    later = [lr * min(1.0, (i + 1) / warmup) for i, lr in enumerate(rates[40:])]
+    with_rates(run, rates[:40] + later)
+    assert "a second warm-up" in diagnosed(run, capsys)[0]["schedule_wrong"]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "skipped", "broken"),
+    [
+        (lambda s: 65536.0, lambda s: 0, False),
+        (lambda s: 65536.0 / 2 ** (s // 100), lambda s: s // 100, False),
+        (lambda s: 65536.0 / 2 ** (s // 100), lambda s: 0, True),
+        (lambda s: 65536.0 * 2 ** (s // 200), lambda s: 0, True),
+        (lambda s: 65536.0 - s, lambda s: 0, True),
+    ],
+)
+def test_the_loss_scale_follows_its_rule(scale, skipped, broken):
+    run = healthy(precision__name="fp16")
+    rows = [row | {"loss_scale": scale(row["step"]), "skipped": skipped(row["step"])} for row in run.rows]
+    assert ("loss_scale_wrong" in causes(dataclasses.replace(run, rows=rows))) == broken
+
+
 def test_a_schedule_changed_on_the_way_is_declared(run, capsys):
     old = planned(run, range(60))
     content = records.read_json(run / "config.json")
@@ -123,6 +149,7 @@ def test_lines_lost_or_twice_or_out_of_order(damage, run, capsys):
 VALUES = {
     "tokens by four": (lambda line: line | {"tokens": 4 * line["tokens"], "flops": 4 * line["flops"]}, "tokens_wrong"),
     "a norm of one layer": (lambda line: line | {"grad_norm": 0.5 * line["grad_norm"]}, "log_wrong"),
+    "half a share": (lambda line: line | ({"mfu": line["mfu"] / 2} if line["step"] == 30 else {}), "edited_log"),
     "one clip ratio": (lambda line: line | ({"clip_ratio": 0.123} if line["step"] == 30 else {}), "edited_log"),
     "a loss below 0": (lambda line: line | ({"train_loss": -1.0} if line["step"] == 30 else {}), "edited_log"),
 }

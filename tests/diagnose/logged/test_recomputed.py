@@ -1,12 +1,15 @@
 """Logged losses against those of the saved weights, and an LR against higher ones, by `diagnose --live`."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 
+from scalelab.diagnose.checks.logged.recomputed import check_lines
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
+from scalelab.diagnose.verdict import Verdict
 from scalelab.train.single import train_single
 from tests.diagnose.logged.runs import diagnosed, lines_of, small_config
 
@@ -38,6 +41,25 @@ def test_losses_are_those_of_the_saved_weights(trained):
     rows, lines = {row["step"]: row for row in evidence.rows}, probe_lines(evidence)
     assert lines["line/21"]["train_loss"] == rows[21]["train_loss"]
     assert lines["train_again/41"] == pytest.approx(rows[41]["train_loss"], rel=1e-6)
+
+
+def test_an_update_unlike_that_of_the_saved_state(trained):
+    """The line after a saved step, whose loss and gradient agree: an update three times as large, and its weights."""
+    evidence = gather_evidence(trained)
+    taken = probe_lines(evidence)
+
+    def judged(**factors):
+        rows = [
+            row | ({name: factor * row[name] for name, factor in factors.items()} if row["step"] == 21 else {})
+            for row in evidence.rows
+        ]
+        changed = dataclasses.replace(evidence, rows=rows, probes=taken)
+        return [finding.cause for finding in check_lines(changed) if isinstance(finding, Verdict)]
+
+    assert judged() == []
+    assert judged(update_norm=3.0) == ["log_wrong"]
+    assert judged(update_norm=3.0, param_norm=1.00002) == ["update_wrong"]
+    assert judged(lr=0.5) == ["schedule_wrong"]
 
 
 @pytest.mark.full

@@ -131,7 +131,7 @@ def check_counts(evidence: Evidence) -> Findings:
     """Judge logged values that contradict each other, the config or the record."""
     if not evidence.lines:
         return []
-    found = [test(evidence) for test in (_tokens, _flops, _bits, _clip, *map(_norms, NORMS), _negative)]
+    found = [test(evidence) for test in (_tokens, _flops, _bits, _share, _clip, *map(_norms, NORMS), _negative)]
     broken = [each for each in found if each and each.steps]
     confirm = f"scalelab checkpoint verify --all {evidence.quoted}"
     findings: list[Judged | Verdict] = [Judged(COUNTS)]
@@ -196,6 +196,23 @@ def _bits(evidence: Evidence) -> Contradiction | None:
         return None
     bits = lambda line: bits_per_byte(line["val_loss"], rate) if "val_loss" in line else None  # noqa: E731
     return _compare("bpb", evidence.lines, bits, CLOSE, "its val_loss makes")
+
+
+def _share(evidence: Evidence) -> Contradiction | None:
+    """The share of the device's peak, since the last restart: another machine has another peak.
+
+    A CPU's peak is measured anew by each process, so there the lines are compared with each other.
+    """
+    record, last = evidence.record, max(_restart_steps(evidence), default=0)
+    each, peak = record.get("flops_per_token", {}).get("exact"), record.get("peak_flops")
+    if not each or not peak or record.get("mixed") or evidence.kinds("config_change"):
+        return None
+    whole = peak * record.get("mesh", {}).get("devices", 1)
+    lines = [line for line in evidence.lines if line["step"] > last]
+    known = [line["mfu"] / line["tokens_per_s"] for line in lines if line.get("mfu") and line.get("tokens_per_s")]
+    by_rate = float(np.median(known)) if known and record.get("device") == "cpu" else each / whole
+    share = lambda line: line["tokens_per_s"] * by_rate if line.get("tokens_per_s") else None  # noqa: E731
+    return _compare("mfu", lines, share, CLOSE, "its tokens_per_s makes")
 
 
 def _clip(evidence: Evidence) -> Contradiction | None:

@@ -40,9 +40,9 @@ def name_pattern(
     peak = max(float(np.max(planned, initial=0.0)), float(np.max(np.abs(values))), 1e-30)
     tests: list[Iterator[Pattern]] = [_factors(evidence, values, planned)]
     if (evidence.folder / "config.json").exists():
-        curve = functools.partial(_curve, evidence)
+        curve, warmup = functools.partial(_curve, evidence), int(evidence.values["schedule.warmup_steps"] or 0)
         fits = functools.partial(_fits, values, SAME_LR * peak)
-        tests += [_offsets(curve, fits, steps, restarts), _units(evidence, curve, fits, steps)]
+        tests += [_offsets(curve, fits, steps, restarts, warmup), _units(evidence, curve, fits, steps)]
         tests.append(_constant(values))
         if ":" not in evidence.values["schedule.name"]:
             tests.append(_lengths(evidence, curve, fits, steps, values))
@@ -96,12 +96,16 @@ def _constant(values: np.ndarray) -> Iterator[Pattern]:
 
 
 def _offsets(
-    curve: Curve, fits: Callable[[np.ndarray], bool], steps: np.ndarray, restarts: Sequence[int]
+    curve: Curve, fits: Callable[[np.ndarray], bool], steps: np.ndarray, restarts: Sequence[int], warmup: int
 ) -> Iterator[Pattern]:
     for restart in restarts:
         if restart > 0 and steps[0] > restart and fits(curve(steps - 1 - restart, {})):
             text = f"it is the schedule's from step 0 again since the restart of step {restart}"
             yield Pattern(text, "restore the number of the step with the checkpoint")
+        warm = (steps - restart) / max(float(warmup), 1.0)
+        if steps[0] > restart and fits(curve(steps - 1, {}) * np.clip(warm, 0.0, 1.0)):
+            text = f"it is the schedule's times a second warm-up of {warmup} steps since the restart of step {restart}"
+            yield Pattern(text, "warm up once: by the number of the step, not by the steps since the restart")
     for offset in sorted(range(-MOST_OFFSET, MOST_OFFSET + 1), key=abs):
         if offset and fits(curve(steps - 1 + offset, {})):
             side = "ahead of" if offset > 0 else "behind"
@@ -111,8 +115,10 @@ def _offsets(
 def _units(
     evidence: Evidence, curve: Curve, fits: Callable[[np.ndarray], bool], steps: np.ndarray
 ) -> Iterator[Pattern]:
-    accumulate = int(evidence.values["train.accumulate"])
-    for k in sorted(range(2, COUNTED_BY), key=lambda k: (k != accumulate, k)):
+    accumulate, batch = (int(evidence.values[f"train.{key}"]) for key in ("accumulate", "global_batch"))
+    for k in sorted(
+        {*range(2, COUNTED_BY), *(n for n in (accumulate, batch) if n > 1)}, key=lambda k: (k != accumulate, k)
+    ):
         unit = "micro-batches" if k == accumulate else f"{k} units a step"
         for extra in (0, k - 1, k):
             if fits(curve(k * (steps - 1) + extra, {})):

@@ -11,6 +11,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 # Relative differences: sums in another order differ by some 1e-6 in fp32; other formats round to 2^-8 and less.
 SAME, SAME_ROUNDED = 1e-4, 1e-2
 EXACT = 1e-6
+UPDATE = ("update_norm", "param_norm")
 VALIDATION = "a validation loss is the checkpoint's (its weights, not their EMA)"
 TRAINING = "the training loss logged is the one that the saved weights have on the step's batch"
 
@@ -103,6 +104,9 @@ def _judge_line(evidence: Evidence, step: int, row: Mapping[str, float], taken: 
         text += _name_line(evidence, step, name, row, taken)
         knob = f"what your code logs as {name}"
         cause = "schedule_wrong" if name == "lr" else "log_wrong"
+        if name in UPDATE and "param_norm" in shared and _differ(row["param_norm"], taken["param_norm"], EXACT):
+            cause, knob = "update_wrong", "the LR and the decay that your optimizer applies: those of the config"
+            text += ", and another norm of the weights after it: the update was another one"
         return make_verdict(cause, "test", np.inf, text, knob, confirm, where)
     loss = row.get("train_loss")
     if by_eval is not None and loss is not None and not wrong and _differ(loss, by_eval, close):

@@ -11,6 +11,7 @@ from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.errors import BadInput, quote_path
 from scalelab.optim import schedules
+from scalelab.precision.loss_scale import INTERVAL
 from scalelab.train.lineage.changes import list_changes, lr_factors
 
 DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and linear to 0.1 and WSD end far below)
@@ -148,7 +149,38 @@ def _end(evidence: Evidence, lr: Series) -> Findings:
     ]
 
 
+def check_loss_scale(evidence: Evidence) -> Findings:
+    """Judge the loss scale between lines: halved by skipped steps alone, doubled after INTERVAL finite ones alone."""
+    scale, skipped = evidence.series("loss_scale"), evidence.series("skipped")
+    if evidence.values["guard.skip"] == "micro_batch" or len(scale.steps) < 2 or len(scale.steps) != len(skipped.steps):
+        return []
+    steps, falls = np.diff(scale.steps), np.diff(skipped.values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        octaves = np.diff(np.log2(scale.values))
+    bad = ~((octaves == np.round(octaves)) & (octaves >= -falls) & (octaves <= steps // INTERVAL + 1))
+    bad |= (octaves > 0) & (scale.steps[1:] < INTERVAL)
+    findings: list[Judged | Verdict] = [Judged("the loss scale follows its rule")]
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        text = (
+            f"the loss scale goes from {scale.values[i]:g} at step {scale.steps[i]} to {scale.values[i + 1]:g} at step "
+        )
+        text += (
+            f"{scale.steps[i + 1]}, with {falls[i]:.0f} skipped steps between; by its rule it halves once for each and "
+        )
+        text += f"doubles after {INTERVAL} finite steps; at {bad.sum()} of {len(bad)} lines"
+        knob, where = (
+            "precision/loss_scale.py, or your rule in its place",
+            (int(scale.steps[i]), int(scale.steps[i + 1])),
+        )
+        confirm = "the lines named, in metrics.jsonl"
+        findings.append(make_verdict("loss_scale_wrong", "test", np.inf, text, knob, confirm, where))
+    return findings
+
+
 def _horizon_knob(evidence: Evidence) -> str:
+    if float(evidence.values["schedule.warmup_steps"] or 0) > evidence.steps / 2:
+        return f"schedule.warmup_steps={max(1, round(0.05 * evidence.steps))}"
     if float(evidence.values["schedule.fall_share"]) != 1:
         return "schedule.fall_share=1"
     if evidence.values["schedule.name"] == "wsd" and not evidence.values["schedule.decay_steps"]:
@@ -156,4 +188,4 @@ def _horizon_knob(evidence: Evidence) -> str:
     return "a schedule whose horizon is train.steps"
 
 
-CHECKS = (check_schedule,)
+CHECKS = (check_schedule, check_loss_scale)

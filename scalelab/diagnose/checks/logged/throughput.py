@@ -20,6 +20,8 @@ COMMUNICATION = 0.3  # share of a step; our choice, not measured on healthy runs
 BUBBLE = 0.25  # waiting share of a pipeline's step; 1F1B with m >= 4 p: 0.19
 SLOWER = 0.8  # last rate / best lasting rate
 RATE_LINES = 40  # least number of different rates; lines of one dispatch share a rate
+EVERY = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}
+MANY, LONG_S = 8, 5.0  # evaluations or saves; mean seconds of one, which compiling rarely takes at this number
 KNOBS = {
     "data": ("data_bound", "faster storage for data.path, or fewer processes on this machine",
              "scalelab train with data.source=synthetic for 50 steps"),
@@ -41,7 +43,15 @@ def check_shares(evidence: Evidence) -> Findings | None:
     shares = {part: seconds.get(part, 0.0) / total for part in PARTS}
     text = ", ".join(f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
     text = f"of {total:.3g} s in {steps} steps: {text}"
-    return [_judge(evidence, part, shares[part], text, seconds) for part in SHARES if shares[part] > SHARES[part]]
+    large = [part for part in SHARES if shares[part] > SHARES[part] and not _is_first_use(evidence, part, seconds)]
+    return [_judge(evidence, part, shares[part], text, seconds) for part in large]
+
+
+def _is_first_use(evidence: Evidence, part: str, seconds: dict[str, float]) -> bool:
+    """Whether few evaluations or saves took little time each: then the first one, which compiles, decides."""
+    every = EVERY.get(part)
+    times = max(int(seconds["steps"]) // int(evidence.values[every]), 1) if every else MANY
+    return times < MANY and seconds.get(part, 0.0) / times < LONG_S
 
 
 def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict[str, float]) -> Verdict:
@@ -68,7 +78,7 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
             "the same run with it: tokens_per_s",
         )
     cause, knob, confirm = KNOBS[part]
-    every = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}.get(part)
+    every = EVERY.get(part)
     better = round(float(evidence.values[every]) * share / 0.05) if every else 0
     return make_verdict(cause, "signature", over, text, knob.format(better), confirm)
 

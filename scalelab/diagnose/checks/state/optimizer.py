@@ -164,6 +164,8 @@ def check_clipping(evidence: Evidence) -> Findings | None:
     norms = norms.after(0.05 * evidence.steps)
     if len(norms.steps) < 10:
         return [Gap("over_clipping", "fewer than ten lines", "log.every_steps=1")]
+    if _is_lr_far(evidence):  # then gradients are large because the loss is
+        return []
     share, factor = float(np.mean(norms.values > clip)), float(np.median(norms.values)) / clip
     if share < CLIPPED or factor < CLIP_FACTOR:
         return []
@@ -174,6 +176,12 @@ def check_clipping(evidence: Evidence) -> Findings | None:
     confirm = "scalelab train … with it, and compare"
     steps = int(norms.steps[0]), int(norms.steps[-1])
     return [make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text, knob, confirm, steps)]
+
+
+def _is_lr_far(evidence: Evidence) -> bool:
+    """Whether the peak LR is so far above the optimizer's own that `train` warns of it."""
+    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
+    return "peak_lr" in usual and float(evidence.values["optim.peak_lr"] or 0) >= FAR_FACTOR * usual["peak_lr"][0]
 
 
 @asks("weight decay")
@@ -195,8 +203,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
     if turnovers * DECAY_TIME <= 1:
         return []
     usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
-    lr_is_far = "peak_lr" in usual and float(evidence.values["optim.peak_lr"]) >= FAR_FACTOR * usual["peak_lr"][0]
-    if lr_is_far and decay <= usual["weight_decay"][0]:
+    if _is_lr_far(evidence) and decay <= usual["weight_decay"][0]:
         return []  # it is the LR that replaces them
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
     return [
