@@ -8,8 +8,8 @@ from typing import Any
 
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
-from scalelab.train.run.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.trackers.alerts import make_listener
+from scalelab.train.run.trackers.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun
 
 Event = tuple[str, int | None, str, dict[str, Any]]  # kind, step, text, other fields

@@ -2,7 +2,7 @@
 
 A program gives the same bits each time it is run on the same device with the same input; where it doesn't, one of the
 two results is wrong. A third run, on another device where the run leaves one free, says which. Megatron-LM tells
-transient from lasting faults the same way (`rerun_state_machine`).
+transient from lasting faults the same way.
 """
 
 import socket

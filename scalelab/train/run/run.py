@@ -17,7 +17,7 @@ from scalelab.train import ledger
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run.folder import RunFolder
-from scalelab.train.run.metrics import clip_share
+from scalelab.train.run.trackers.metrics import clip_share
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun, bind_tracker
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)

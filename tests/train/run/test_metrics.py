@@ -22,7 +22,7 @@ from scalelab import user_code
 from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep.run import run_sweep, tracker_warnings
-from scalelab.train.run.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
+from scalelab.train.run.trackers.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config, contents, events

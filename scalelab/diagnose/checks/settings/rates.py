@@ -6,7 +6,7 @@ import numpy as np
 
 from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS, default_optim_values
 from scalelab.diagnose.checks.settings.siblings import best_sibling_lr, find_siblings, judge_siblings
-from scalelab.diagnose.evidence import Evidence, Series, update_ratio
+from scalelab.diagnose.evidence import SHORT_PATH, Evidence, Series, path_length, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.optim.registry import find_optimizer
 
@@ -18,9 +18,7 @@ CALM_RATIO = 0.05
 SHORT_WARMUP = 0.01  # share of the run; Wen et al. 2025: 2,000 steps of some 20,000 and up; ours: 5 %
 LOSS_ABOVE_CEILING = 0.5  # nats above ln V: diverged (stability.md 2.4)
 LEAST_STEPS = 50  # least steps of a run that must have learned something
-# Sum of update / weight norms over the run, which bounds how far the weights have moved from their start; on
-# configs/tiny 2.7 at the good LR, 0.2 at a thirtieth of it, which costs 0.9 nats.
-SHORT_PATH, SHORTER_PATH = 1.0, 0.35
+SHORTER_PATH = 0.35
 SLOW_FACTOR = 5.0  # LR below the optimizer's own by which a path below SHORTER_PATH is a verdict
 RESTARTING = ("cosine_restarts", "wsd_s")  # schedules whose LR rises again
 LASTING = ("diverged", "persistent", "growing")  # signals of the guard
@@ -174,16 +172,6 @@ def _divergence(evidence: Evidence, knob: str) -> Verdict | None:
     where, over = (first, int(loss.steps[bad][-1])), float(worst) / evidence.ceiling
     confirm = _sweep(evidence, float(evidence.values["optim.peak_lr"]))
     return make_verdict("lr_too_high", "symptom", over, text, knob, confirm, where)
-
-
-def path_length(ratio: Series) -> float:
-    """Bound how far the weights have moved from their start, in units of their norm, by the triangle inequality.
-
-    Between logged lines the larger of both ends counts.
-    """
-    steps, larger = np.diff(ratio.steps, prepend=0), np.maximum(ratio.values, np.roll(ratio.values, 1))
-    larger[0] = ratio.values[0]
-    return float(np.sum(steps * larger))
 
 
 def _too_low(evidence: Evidence, ratio: Series, lr: float) -> Findings:

@@ -17,10 +17,10 @@ from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.facts import checkpoint_facts
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run.folder import RunFolder
-from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.opening.checks import Candidate, Note, run_checks
 from scalelab.train.run.opening.description import describe_run
 from scalelab.train.run.run import IMPORTED_STATUS, Run, has_ended
+from scalelab.train.run.trackers.metrics import check_trackers
 
 TELLING_KINDS = ("chosen", "taken_over")  # kinds of notes that are not warnings
 KEPT_FACTS = ("pack", "init_from", "branch_from", "tracker_id", "tracker_home", "forked_from")  # of a resumed record
