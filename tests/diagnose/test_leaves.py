@@ -21,6 +21,7 @@ from scalelab.diagnose.probes.leaves.step import probe_leaves
 from scalelab.diagnose.probes.subject import load_subject
 from scalelab.diagnose.verdict import Judged, Verdict
 from scalelab.optim import groups
+from scalelab.record import records
 from scalelab.train.checkpoints.restore import read_arrays
 from scalelab.train.single import train_single
 from tests.diagnose.evidences import healthy
@@ -141,6 +142,14 @@ def test_a_group_that_the_config_freezes_may_stand_still(run, capsys):
     evidence = gather_evidence(run)
     frozen = dataclasses.replace(evidence, values={**evidence.values, "optim.groups": "embed=0"})
     assert [type(finding) for finding in moved.check_moved(frozen)] == [Judged]
+
+
+def test_a_count_that_fell_at_a_restart_is_the_restarts(run, capsys):
+    count = f"{ADAM}.count"
+    edit_arrays(run, 4, lambda arrays: {count: arrays[count] - 2})
+    assert diagnose(run, capsys)[1].keys() >= {"count_wrong"}
+    records.write_event(run, "resume", 2, "")
+    assert "the run was restarted at step 2" in diagnose(run, capsys)[1]["bad_resume"]["evidence"]
 
 
 def test_without_a_save_the_answer_says_what_it_needs(run, capsys):

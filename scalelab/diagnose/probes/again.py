@@ -10,9 +10,10 @@ import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves.saved import read_saved_steps
-from scalelab.diagnose.probes.subject import Subject, compile_step, load_subject
+from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.model.declare import named_leaves
 from scalelab.train.step.state import TrainState
+from scalelab.train.step.step import jit_train_step
 
 REPLAYED = 20  # most steps run again after a saved one, if the next saved one is farther than
 NEAR = 400  # steps, or SECONDS
@@ -87,7 +88,7 @@ def _compare(evidence: Evidence, step: int, end: TrainState, lines: Mapping[int,
 def _replay(subject: Subject, last: int) -> tuple[dict[int, dict[str, float]], TrainState]:
     """Take the steps up to `last` again: (the metrics of each by its number, the state after them)."""
     current, lines, began = subject.state, dict[int, dict[str, float]](), time.monotonic()
-    step = compile_step(dataclasses.replace(subject.static, layers=False))
+    step = jit_train_step(dataclasses.replace(subject.static, layers=False))
     for number in range(subject.step, last):
         current, metrics = step(current, subject.batch(number), subject.h)
         lines[number + 1] = {name: float(metrics[name]) for name in LOGGED if name in metrics}

@@ -90,9 +90,11 @@ def check_counts(evidence: Evidence) -> Findings:
         for name, x in after.part("opt_state").items():
             was = before.arrays.get(f"opt_state.{name}", 0) if before else 0
             if _counts_updates(evidence, name, x) and int(x) - int(was) != taken:
-                verdicts.append(_wrong_count(f"opt_state.{name}", int(x) - int(was), taken, (first, after.step)))
+                verdicts.append(
+                    _wrong_count(evidence, f"opt_state.{name}", int(x) - int(was), taken, (first, after.step))
+                )
         if int(after.arrays["step"]) != after.step:
-            verdicts.append(_wrong_count("step", int(after.arrays["step"]), after.step, (after.step, after.step)))
+            verdicts.append(_wrong_count(evidence, "step", int(after.arrays["step"]), after.step, (after.step,) * 2))
     return [*verdicts[:1], Judged(COUNTS)]
 
 
@@ -102,8 +104,15 @@ def _counts_updates(evidence: Evidence, name: str, x: np.ndarray) -> bool:
     return x.shape == () and np.issubdtype(x.dtype, np.integer) and last in names
 
 
-def _wrong_count(name: str, counted: int, taken: int, where: tuple[int, int]) -> Verdict:
+def _wrong_count(evidence: Evidence, name: str, counted: int, taken: int, where: tuple[int, int]) -> Verdict:
     text = f"{name} counts {counted} updates between steps {where[0]} and {where[1]}, in which {taken} were taken"
+    resumed = [
+        event["step"] for event in evidence.kinds("resume") if where[0] <= int(event.get("step") or 0) < where[1]
+    ]
+    if resumed and counted < taken:
+        text += f"; the run was restarted at step {resumed[-1]}"
+        knob, confirm = "restore the optimizer's moments and count of the checkpoint", "scalelab checkpoint verify RUN"
+        return make_verdict("bad_resume", "test", np.inf, text, knob, confirm, (int(resumed[-1]), where[1]))
     knob = "count each update that is taken once, in the optimizer's state"
     confirm = "bias correction and schedules of the optimizer read this count"
     return make_verdict("count_wrong", "test", np.inf, text, knob, confirm, where)

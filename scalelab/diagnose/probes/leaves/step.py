@@ -17,11 +17,11 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
 from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement, parameter_kind
-from scalelab.diagnose.probes.subject import Subject, batch_gradients, compile_step
+from scalelab.diagnose.probes.subject import Subject, batch_gradients
 from scalelab.model.declare import named_leaves
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
-from scalelab.train.step.step import take_gradient
+from scalelab.train.step.step import jit_train_step, take_gradient
 
 BATCHES = 2  # batches over which a gradient is looked for
 
@@ -55,7 +55,7 @@ def take_step(subject: Subject) -> Leaves:
         else:
             arrays = _to_host(_compile_gradient(static)(subject.state, tokens, subject.h))
         sizes = {name: np.abs(g) + sizes.get(name, 0.0) for name, g in arrays.items()}
-    after, metrics = compile_step(static)(subject.state, subject.batch(subject.step), subject.h)
+    after, metrics = jit_train_step(static)(subject.state, subject.batch(subject.step), subject.h)
     states = [
         (_to_host(upcast(state.params, policy.parameters)), _to_host(state.opt_state))
         for state in (subject.state, after)
