@@ -13,6 +13,8 @@ LEAST_S = 5.0  # least seconds of training; shares of less are those of starting
 # dispatch 0.1 at most, though their steps take 5 ms each.
 SHARES = {"data": 0.5, "save": 0.5, "eval": 0.5, "dispatch": 0.4}
 PARTS = (*SHARES, "device")
+EVERY = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}
+FEW, LONG_S = 10, 30.0  # saves or evaluations, and seconds of training, below both of which starting up decides
 LONG_DISPATCH_S = 0.2  # duration from which a dispatch traces or compiles; sending one takes 1 to 10 ms
 OWN_WORK = ("data", "dispatch")  # timers of a process's own work, without waiting for others
 STRAGGLER = 0.2  # share of the time that the others wait for one process
@@ -41,7 +43,14 @@ def check_shares(evidence: Evidence) -> Findings | None:
     shares = {part: seconds.get(part, 0.0) / total for part in PARTS}
     text = ", ".join(f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
     text = f"of {total:.3g} s in {steps} steps: {text}"
-    return [_judge(evidence, part, shares[part], text, seconds) for part in SHARES if shares[part] > SHARES[part]]
+    judged = [part for part in SHARES if _is_usual(evidence, part, steps, total)]
+    return [_judge(evidence, part, shares[part], text, seconds) for part in judged if shares[part] > SHARES[part]]
+
+
+def _is_usual(evidence: Evidence, part: str, steps: int, total: float) -> bool:
+    """Whether a part's time is not that of a few first saves or evaluations, which start threads and programs."""
+    every = int(evidence.values[EVERY[part]]) if part in EVERY else 1
+    return steps >= FEW * every or total >= LONG_S
 
 
 def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict[str, float]) -> Verdict:
@@ -68,7 +77,7 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
             "the same run with it: tokens_per_s",
         )
     cause, knob, confirm = KNOBS[part]
-    every = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}.get(part)
+    every = EVERY.get(part)
     better = round(float(evidence.values[every]) * share / 0.05) if every else 0
     return make_verdict(cause, "signature", over, text, knob.format(better), confirm)
 
