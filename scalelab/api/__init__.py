@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scalelab.api.laws.ladder import AccuracyStudy, fit_accuracy
     from scalelab.api.laws.sides import JudgedTable, judge_table
     from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
+    from scalelab.api.reading.diagnosing import Diagnosed, ReadBatch, diagnose, show_batch
     from scalelab.api.reading.folders import (
         Noted,
         Verified,
@@ -33,17 +34,13 @@ if TYPE_CHECKING:
         write_comparison,
     )
     from scalelab.api.reading.judging import (
-        Diagnosed,
-        ReadBatch,
         Scored,
         Watched,
-        diagnose,
         draw_replay,
         load_family_law,
         noise,
         replay,
         score_forecasts,
-        show_batch,
         watch,
     )
     from scalelab.api.reading.loaded import load, trust
@@ -90,10 +87,8 @@ NAMES = {  # the functions and records of each file
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),
-    "reading.judging": (
-        "Diagnosed ReadBatch Scored Watched diagnose draw_replay load_family_law noise replay score_forecasts "
-        "show_batch watch"
-    ),
+    "reading.diagnosing": "Diagnosed ReadBatch diagnose show_batch",
+    "reading.judging": "Scored Watched draw_replay load_family_law noise replay score_forecasts watch",
     "reading.loaded": "load trust",
     "reading.models": "Evaluated Exported Imported Sampled evaluate export_hf import_hf sample",
     "reading.tables": "Rows metrics runs",

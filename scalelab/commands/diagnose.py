@@ -1,4 +1,4 @@
-"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live] [--accept=CAUSE,…]
+"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live] [--try] [--accept=CAUSE,…]
 
 Name what is wrong with a run, the likeliest cause first: the evidence with its figures and steps, the knob to turn, and
 what would confirm it. The evidence is the run's folder and a sample of its data; nothing is trained or changed. The
@@ -13,6 +13,8 @@ what does the optimizer make of constant gradients, is the loss too curved for t
 give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
+--try trains the first 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a
+folder that is deleted, and says with numbers whether it cures; a knob that does not is printed as tried in vain.
 --accept names causes that are meant (no decay, an order on purpose), as the config key diagnose.accept does: they are
 listed as accepted and are no findings; nothing else is hidden.
 
@@ -31,9 +33,14 @@ from typing import TYPE_CHECKING
 
 from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
+from scalelab.cli.terminal import print_report
+from scalelab.diagnose.checks.knobs import assignments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from scalelab.diagnose.rank import Diagnosis, Line
+    from scalelab.diagnose.replay.trial import Trial
     from scalelab.diagnose.verdict import Verdict
 
 
@@ -46,6 +53,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
     )
+    parser.add_argument(
+        "--try", action="store_true", dest="try_knobs", help="train the first steps again with the knobs turned"
+    )
     parser.add_argument("--against", metavar="RUN2", help="another run, or the same one elsewhere, to compare with")
     parser.add_argument(
         "--batch", type=int, metavar="STEP", help="show what this step read, instead of judging the run"
@@ -57,10 +67,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)
-    found = api.diagnose(options.run, live=options.live, against=options.against, accept=options.accept)
+    found = api.diagnose(options.run, live=options.live, against=options.against, accept=options.accept,
+        try_knobs=options.try_knobs, progress=print_report,
+    )  # fmt: skip
     if options.json != "-":
-        print("\n".join([*_answer(found.diagnosis, found.spike_score), *_contract_lines(found.diagnosis)]))
+        print("\n".join([*_answer(found), *_contract_lines(found.diagnosis)]))
     more = {} if found.against is None else {"against": found.against}
+    more |= {"trials": {cause: trial._asdict() for cause, trial in found.trials.items()}} if options.try_knobs else {}
     emit_json({"run": options.run} | found.diagnosis.as_json() | more, options.json)
     return 1 if found.diagnosis.verdicts else 0
 
@@ -85,8 +98,9 @@ def _show_batch(batch: "api.ReadBatch", destination: str | None) -> int:
     return 0
 
 
-def _answer(diagnosis: "Diagnosis", spike_score: float | None) -> list[str]:
-    lines = _verdict_lines(diagnosis.verdicts)
+def _answer(found: "api.Diagnosed") -> list[str]:
+    diagnosis, spike_score = found.diagnosis, found.spike_score
+    lines = _verdict_lines(diagnosis.verdicts, found.trials)
     if not lines:
         score = "" if spike_score is None else f"; spike score {spike_score:.2g}"
         whole = "healthy: all was judged, and no cause found"
@@ -94,15 +108,25 @@ def _answer(diagnosis: "Diagnosis", spike_score: float | None) -> list[str]:
     return [*lines, *(f"accepted: {verdict.cause}: {verdict.evidence}" for verdict in diagnosis.accepted)]
 
 
-def _verdict_lines(verdicts: "list[Verdict]") -> list[str]:
+def _verdict_lines(verdicts: "list[Verdict]", trials: "Mapping[str, Trial]") -> list[str]:
     lines = []
     for number, verdict in enumerate(verdicts, 1):
         steps = "" if verdict.steps is None else f", steps {verdict.steps[0]} to {verdict.steps[1]}"
         lines += [
             f"{number}. {verdict.cause} ({verdict.kind}{steps})", f"   {verdict.evidence}",
-            f"   turn: {verdict.knob}", f"   confirm: {verdict.confirm}",
+            *_knob_lines(verdict, trials), f"   confirm: {verdict.confirm}",
         ]  # fmt: skip
     return lines
+
+
+def _knob_lines(verdict: "Verdict", trials: "Mapping[str, Trial]") -> list[str]:
+    """The knob of a verdict, and what came of it: only one that cures is told to be turned."""
+    trial = trials.get(verdict.cause)
+    if trial is None:
+        return [f"   turn: {verdict.knob}" + (" (not tried: --try)" if assignments(verdict.knob) else "")]
+    in_vain = trial.steps > 0 and not trial.cures
+    knob = f"another value or knob: {verdict.knob} was tried in vain" if in_vain else verdict.knob
+    return [f"   turn: {knob}", f"   tried: {trial.text}"]
 
 
 def _contract_lines(diagnosis: "Diagnosis") -> list[str]:

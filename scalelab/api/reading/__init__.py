@@ -1,1 +1,1 @@
-"""Read runs: `tables` (as rows), `loaded` (a model), `models` (scores, texts), `folders`, `judging`."""
+"""Read runs: `tables` (as rows), `loaded` (a model), `models` (scores, texts), `folders`, `diagnosing`, `judging`."""

@@ -1,4 +1,4 @@
-"""Judge a run: diagnose it, replay it under what-ifs, measure its gradient noise, forecast its end."""
+"""Judge a run: replay it under what-ifs, measure its gradient noise, forecast its end."""
 
 import dataclasses
 import math
@@ -24,16 +24,8 @@ from scalelab.api.arguments import (
 from scalelab.api.defaults import AFTER, NOISE_BATCHES
 from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
-from scalelab.diagnose.against import judge_against
-from scalelab.diagnose.batch import Sequence as ReadSequence
-from scalelab.diagnose.batch import describe_batch
-from scalelab.diagnose.checks.causes import split_causes
-from scalelab.diagnose.checks.foreign import open_evidence
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
-from scalelab.diagnose.probes.probes import run_probes
-from scalelab.diagnose.rank import Diagnosis
-from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
 from scalelab.diagnose.watch.curve import Curve, read_curve
@@ -55,49 +47,6 @@ WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
 MOST_DAMAGE = 4  # notes on files that are damaged
 LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
 WATCHED = (*LIVE, alive.DEAD_STATUS)
-
-
-class Diagnosed(NamedTuple):
-    """A diagnosis: verdicts, gaps in the evidence, the spike score, and the comparison with another run."""
-
-    diagnosis: Diagnosis
-    spike_score: float | None
-    against: Facts | None
-
-
-@check_arguments()
-def diagnose(
-    run: Path, *, live: bool = False, against: Path | None = None, accept: str | Sequence[str] = ()
-) -> Diagnosed:
-    """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
-
-    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with; `accept`: causes that
-    are meant, besides those of the config's diagnose.accept. BadInput for an unknown cause.
-    """
-    asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
-    evidence = open_evidence(pathlib.Path(run))
-    accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
-    if live:
-        evidence = run_probes(evidence)
-    diagnosis, comparison = judge(evidence, accepted), None
-    if against is not None:
-        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
-        diagnosis = diagnosis.with_verdicts(verdicts, accepted)
-    return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
-
-
-class ReadBatch(NamedTuple):
-    """The sequences of a step's batch, ordered by gradient norm on the weights of `weights_step`."""
-
-    step: int
-    weights_step: int
-    sequences: list[ReadSequence]
-
-
-@check_arguments()
-def show_batch(run: Path, batch: int) -> ReadBatch:
-    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
-    return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
 @check_arguments(after=ANYTHING, orders=whole(1))

@@ -65,7 +65,8 @@ def _without_aftermath(stretches: list[tuple[int, int]], over: np.ndarray) -> li
 def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.ndarray) -> Verdict:
     """Judge one stretch of flagged lines `first` to `last` of `loss`."""
     before = float(np.median(loss.values[max(0, first - RECOVERY) : first]))
-    peak, height = float(np.nanmax(loss.values[first : last + 1])), float(over[first : last + 1].max())
+    peak = float(np.max(np.nan_to_num(loss.values[first : last + 1], nan=np.inf)))
+    height = float(over[first : last + 1].max())
     where = int(loss.steps[first]), int(loss.steps[last])
     text = (
         f"the loss is {peak:.3g} in steps {where[0]} to {where[1]}, after {before:.3g}: {height:.3g} thresholds above"
@@ -124,7 +125,7 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
     usual = float(np.median(earlier.values[-RECOVERY:]))
     last_update = float(earlier.values[-1]) / max(usual, 1e-30)
     inside, after = loss.values[first : last + 1], loss.values[last + 1 : last + 6]
-    height = float(np.nanmax(inside)) - before
+    height = float(np.max(np.nan_to_num(inside, nan=np.inf))) - before
     if last_update > ORDINARY_UPDATE or not inside[0] - before > SHARP * height:
         return ""
     at_once = len(after) > 0 and float(inside[-1] - np.median(after)) > SHARP * height

@@ -1,0 +1,78 @@
+"""Diagnose a run: name what is wrong with it, and show what a step read."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from scalelab.api.arguments import Facts, Path, check_arguments
+from scalelab.api.door import Progress, cache_programs, silent
+from scalelab.diagnose.batch import Sequence as ReadSequence
+from scalelab.diagnose.batch import describe_batch
+from scalelab.diagnose.checks.causes import split_causes
+from scalelab.diagnose.checks.foreign import open_evidence
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.rank import Diagnosis
+from scalelab.diagnose.rank import diagnose as judge
+from scalelab.diagnose.replay.trial import Trial
+from scalelab.diagnose.replay.trial import try_knobs as run_trials
+
+MOST_TRIALS = 3  # verdicts whose knob is tried
+
+
+class Diagnosed(NamedTuple):
+    """A diagnosis: verdicts, gaps in the evidence, the spike score, the comparison with another run, tried knobs."""
+
+    diagnosis: Diagnosis
+    spike_score: float | None
+    against: Facts | None
+    trials: Mapping[str, Trial] = MappingProxyType({})
+
+
+@check_arguments()
+def diagnose(
+    run: Path,
+    *,
+    live: bool = False,
+    against: Path | None = None,
+    accept: str | Sequence[str] = (),
+    try_knobs: bool = False,
+    progress: Progress = silent,
+) -> Diagnosed:
+    """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
+
+    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with; `accept`: causes that
+    are meant, besides those of the config's diagnose.accept; `try_knobs`: train the first steps again with the knobs of
+    the first verdicts. BadInput for an unknown cause.
+    """
+    asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
+    evidence = open_evidence(pathlib.Path(run))
+    accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
+    if live:
+        evidence = run_probes(evidence)
+    diagnosis, comparison = judge(evidence, accepted), None
+    if against is not None:
+        from scalelab.diagnose.against import judge_against
+
+        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
+        diagnosis = diagnosis.with_verdicts(verdicts, accepted)
+    trials: Mapping[str, Trial] = {}
+    if try_knobs:
+        cache_programs()
+        trials = run_trials(evidence, diagnosis.verdicts[:MOST_TRIALS], progress)
+    return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison, trials)
+
+
+class ReadBatch(NamedTuple):
+    """The sequences of a step's batch, ordered by gradient norm on the weights of `weights_step`."""
+
+    step: int
+    weights_step: int
+    sequences: list[ReadSequence]
+
+
+@check_arguments()
+def show_batch(run: Path, batch: int) -> ReadBatch:
+    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
+    return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))

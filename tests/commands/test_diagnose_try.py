@@ -1,0 +1,65 @@
+"""`scalelab diagnose --try`: a knob is told to be turned if a short training with it cures."""
+
+import math
+import pathlib
+
+import pytest
+
+from scalelab.__main__ import main
+from scalelab.diagnose.replay.trial import judge_trial, try_knobs
+from scalelab.diagnose.verdict import make_verdict
+from tests.commands.test_diagnose_verdicts import diagnosed, trained
+from tests.diagnose.evidences import doctor, healthy
+
+
+@pytest.fixture(scope="module")
+def decayed(tmp_path_factory):
+    """A run whose decay of 300 replaces the weights ninety times."""
+    folder = tmp_path_factory.mktemp("decayed") / "run"
+    return trained(
+        folder, "--config.optim.weight_decay=300", "--config.optim.peak_lr=0.01", "--config.log.every_steps=1"
+    )
+
+
+def test_a_knob_that_cures_is_shown_to_cure(decayed, capsys):
+    before = {path: path.read_bytes() for path in decayed.rglob("*") if path.is_file()}
+    assert main(["diagnose", str(decayed)]) == 1
+    assert "   turn: optim.weight_decay=0.1 (not tried: --try)\n" in capsys.readouterr().out
+    code, text, found = diagnosed(capsys, decayed, "--try", "--accept=lr_too_high,spike_growing")
+    trial = found["trials"]["decay_wrong"]
+    assert code == 1 and trial["cures"] and trial["steps"] == 60 and trial["after"] < trial["before"]
+    assert trial["changes"] == {"optim.weight_decay": "0.1"}
+    assert "   turn: optim.weight_decay=0.1\n   tried: the first 60 steps again with optim.weight_decay=0.1: " in text
+    assert text.partition("tried: ")[2].partition("\n")[0].endswith(" as it was; it cures")
+    assert before == {path: path.read_bytes() for path in decayed.rglob("*") if path.is_file()}
+
+
+def verdict(cause, knob="optim.peak_lr=0.003", first=60):
+    return make_verdict(cause, "signature", 2.0, "", knob, "", (first, first))
+
+
+def test_a_trial_cures_if_the_cause_is_gone_or_the_loss_is_lower_beyond_noise():
+    high, good = healthy(optim__peak_lr=0.3), healthy()
+    changes = {"optim.peak_lr": "0.01"}
+    trial = judge_trial(verdict("lr_too_high"), changes, high, good)
+    assert trial.cures and trial.text.endswith("it cures")
+    trial = judge_trial(verdict("lr_too_high"), changes, high, high)
+    assert not trial.cures and "lr_too_high is still found" in trial.text
+    lower, higher = (doctor(good, "train_loss", lambda s, x, by=by: x + by, 100) for by in (-0.5, 0.5))
+    assert judge_trial(verdict("decay_wrong"), changes, good, lower).cures
+    trial = judge_trial(verdict("decay_wrong"), changes, good, good)
+    assert not trial.cures and trial.text.endswith("these steps do not show the cause as it was either")
+    assert not judge_trial(
+        verdict("lr_too_high"), changes, high, doctor(good, "train_loss", lambda s, x: math.nan, 390)
+    ).cures
+    assert not judge_trial(verdict("decay_wrong"), changes, good, higher).cures
+
+
+def test_words_are_not_tried_and_a_refusal_is_told():
+    run = healthy()
+    assert try_knobs(run, [verdict("spike_growing", knob="a lower LR")]) == {}
+    assert try_knobs(run, [verdict("lr_too_high", knob=f"optim.peak_lr={run.values['optim.peak_lr']}")]) == {}
+    (trial,) = try_knobs(
+        run.__class__(**{**vars(run), "folder": pathlib.Path("none")}), [verdict("lr_too_high")]
+    ).values()
+    assert not trial.cures and trial.steps == 0 and trial.text.startswith("could not be tried: ")
