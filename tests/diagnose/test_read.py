@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
+from tests.train.runs import ROOT
 
 STEPS, HALF = 24, 12
 RUN = {"train__steps": STEPS, "train__global_batch": 4, "train__steps_per_dispatch": 4, "eval__every_steps": STEPS,
@@ -215,3 +219,33 @@ def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path,
         main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:sound"])
     causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
     assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
+
+
+RANKS = """
+import pathlib
+import sys
+from unittest import mock
+from scalelab.train.single import train_single
+from scalelab.train.step import program
+from tests.diagnose.test_read import RUN, config
+whole = program.rows.assemble_global_array
+def of_one_rank(sharding, rows, *arguments, **more):
+    half = rows.shape[1] // 2
+    rows = rows.copy()
+    rows[:, half:] = rows[:, :half]
+    return whole(sharding, rows, *arguments, **more)
+changed = RUN | {"parallel__data": 2, "train__steps": 12}
+train_single(config(**changed), pathlib.Path(sys.argv[1]))
+with mock.patch.object(program.rows, "assemble_global_array", of_one_rank):
+    train_single(config(**changed), pathlib.Path(sys.argv[2]))
+"""
+
+
+def test_data_ranks_that_read_the_same_rows_are_a_cause(tmp_path, capsys):
+    """On two devices the step's own count tells ranks that read the rows of one; a sound mesh has no cause."""
+    sound, planted = tmp_path / "sound", tmp_path / "planted"
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", RANKS, sound, planted], cwd=ROOT, env=env, check=True, capture_output=True)
+    assert of_room(diagnosed(sound, capsys)[1]) == {}
+    verdict = of_room(diagnosed(planted, capsys)[1])["equal_rows"]
+    assert "2 of 4 equal an earlier one" in verdict["evidence"] and "all 2 data ranks" in verdict["evidence"]

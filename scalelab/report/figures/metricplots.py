@@ -49,7 +49,7 @@ MAPS = {
 }
 MOST_STEPS = 400  # columns of a map
 BELOW = ("embed", "positions")  # groups drawn below the first layer; other groups are drawn above the last layer
-KEYS = ("run", "step")  # keys of a row that are not metrics
+KEYS = ("run", "step", "read/digest")  # keys of a row that are not metrics, or hashes
 
 
 def group_names(names: Iterable[str]) -> dict[str, list[str]]:
