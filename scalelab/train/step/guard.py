@@ -165,7 +165,7 @@ def decide(
     threshold = choose(signal != EARLY, threshold, limit)
     held = jnp.stack([values, threshold, above / jnp.maximum(window.noise, TINY)], axis=1)
     accepted, clip = finite, jnp.float32(jnp.inf)
-    if clips is not None:
+    if clips is not None and skips is not None:
         accepted, clip = finite & ~skips, choose(clips, median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
         accepted, clip, signal, action, choose(signal == NORM, held[1], held[0]), jnp.asarray(restarted),
