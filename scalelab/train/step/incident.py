@@ -78,6 +78,16 @@ class Report(NamedTuple):
     first_left_out: Any
 
 
+class Seen(NamedTuple):
+    """What an incident is followed by: the step's signals and decision, the newest losses, whether it was flagged."""
+
+    signals: Signals
+    decision: Decision
+    recent: jax.Array
+    flag: jax.Array
+    uniform_loss: float
+
+
 def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dict[str, jax.Array]]:
     """The memory after a step, and the guard's metrics; both empty where it is off."""
     alarm, norms = outcome.verdict.alarm, outcome.updated.norms
@@ -127,7 +137,7 @@ def remember(
         best=choose(~d.restarted, marks.best, jnp.inf),
         lr=d.lr,
     )
-    counts, marks, shape = _follow_incident(rule, counts, marks, recent, signals, d, is_flagged, uniform_loss)
+    counts, marks, shape = _follow_incident(rule, counts, marks, Seen(signals, d, recent, is_flagged, uniform_loss))
     window, entered = _enter(rule, memory.window, d, signals)
     settled = shape == NEW_LEVEL
     due = memory.jumps[:, :1] == step + 1
@@ -169,18 +179,11 @@ def _enter(rule: Guard, window: jax.Array, decision: Decision, signals: Signals)
     return choose(enters, longer, window), decision.window.entered + enters
 
 
-def _follow_incident(
-    rule: Guard,
-    counts: Counts,
-    marks: Marks,
-    recent: jax.Array,
-    signals: Signals,
-    d: Decision,
-    flag: jax.Array,
-    uniform_loss: float,
-) -> tuple[Counts, Marks, jax.Array]:
+def _follow_incident(rule: Guard, counts: Counts, marks: Marks, seen: Seen) -> tuple[Counts, Marks, jax.Array]:
     """(counts, marks, the shape if this step shows it, else 0) after a step that was flagged or not."""
-    step, starts = signals.step, flag & (counts.is_open == 0)
+    (signals, d, recent, flag, _) = seen
+    step = signals.step
+    starts = flag & (counts.is_open == 0)
     first = jax.lax.select(starts, step, counts.first_flag)
     age, loss = step - first, recent[-1]
     ended = ~flag & (counts.in_a_row > 0)
@@ -189,7 +192,7 @@ def _follow_incident(
     level, noise = _base_of(rule, d, marks)
     logs = jnp.log(jnp.maximum(recent[-2 * HALF :], TINY))
     now = 0.5 * jnp.sum(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
-    is_settled, middle = _has_settled(rule, logs, marks.best, noise, d, uniform_loss)
+    is_settled, middle = _has_settled(rule, logs, marks.best, noise, seen)
     marks = marks._replace(
         base=choose(starts, level, marks.base),
         base_std=choose(starts, noise, marks.base_std),
@@ -232,7 +235,7 @@ def _base_of(rule: Guard, d: Decision, marks: Marks) -> tuple[jax.Array, jax.Arr
 
 
 def _has_settled(
-    rule: Guard, logs: jax.Array, best: jax.Array, noise: jax.Array, d: Decision, uniform_loss: float
+    rule: Guard, logs: jax.Array, best: jax.Array, noise: jax.Array, seen: Seen
 ) -> tuple[jax.Array, jax.Array]:
     """Whether the last ln losses [2 x HALF] are at a new level, and that level."""
     quarters = jnp.sort(logs.reshape(2, HALF), axis=1)[:, HALF // 4 :: HALF // 4]  # quartiles and median of each half
@@ -241,6 +244,7 @@ def _has_settled(
     noise = jnp.maximum(jnp.max(quarters[:, 2] - quarters[:, 0]) / QUARTILES, noise)
     fall = before - after
     is_flat = (fall >= -HALVES_ERROR * noise) & (fall < back_in)
+    d = seen.decision
     level, norm = d.window.level[1], d.values[1]
     is_alive = norm > level - COLLAPSED if DETECTORS[rule.detector].logs else norm * math.exp(COLLAPSED) > level
-    return is_flat & (after < math.log(uniform_loss)) & is_alive & (d.signal != NORM), after
+    return is_flat & (after < math.log(seen.uniform_loss)) & is_alive & (d.signal != NORM), after
