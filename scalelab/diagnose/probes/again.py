@@ -36,14 +36,15 @@ def probe_replay(evidence: Evidence) -> dict[str, float]:
 
 
 @functools.cache
-def _compiled_step(static: Static) -> Any:
+def compiled_step(static: Static) -> Any:
+    """The training step, compiled once for all probes that take steps again."""
     return jax.jit(functools.partial(train_step, static))
 
 
 def _replayed_loss(subject: Subject, target: int) -> float:
     """Compute the training loss of step `target` from the subject's state and the closed form of the batches."""
     current, metrics = subject.state, {}
-    step = _compiled_step(dataclasses.replace(subject.static, layers=False))
+    step = compiled_step(dataclasses.replace(subject.static, layers=False))
     for number in range(subject.step, target):
         current, metrics = step(current, subject.batch(number), subject.h)
     return float(metrics["train_loss"])

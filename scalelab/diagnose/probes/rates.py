@@ -8,9 +8,9 @@ import numpy as np
 from scalelab.config import flatten_hparams, replace_hparams
 from scalelab.diagnose.checks.settings.rates import SHORT_PATH, path_length
 from scalelab.diagnose.evidence import Evidence, update_ratio
+from scalelab.diagnose.probes.again import compiled_step
 from scalelab.diagnose.probes.recomputed import evaluated_subject, row_losses
 from scalelab.diagnose.probes.subject import Subject
-from scalelab.train.step.step import jit_train_step
 
 FACTORS = (1.0, 3.0, 10.0)
 STEPS = 20  # steps of each arm
@@ -41,7 +41,7 @@ def _loss_after(evidence: Evidence, subject: Subject, factor: float, windows: np
     known = flatten_hparams(subject.h)
     keys = [key for key in ("optim.peak_lr", "optim.rest_lr") if key in known]
     h = replace_hparams(subject.h, {key: jnp.float32(factor * float(known[key])) for key in keys})
-    step, state = jit_train_step(dataclasses.replace(subject.static, layers=False)), subject.state
+    step, state = compiled_step(dataclasses.replace(subject.static, layers=False)), subject.state
     for number in range(subject.step, subject.step + STEPS):
         state, _ = step(state, subject.batch(number), h)
     trained = evaluated_subject(evidence, subject._replace(state=state))

@@ -12,11 +12,10 @@ import numpy as np
 from scalelab.data.batches.batches import val_batches
 from scalelab.data.dataset import Dataset
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.probes.again import REPLAYED
+from scalelab.diagnose.probes.again import REPLAYED, compiled_step
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate.subject import EvaluatedModel, load_evaluated_model, token_losses
-from scalelab.train.step.step import jit_train_step
 
 MOST_SAVED = 2  # saved steps whose values are computed again: the first and the last
 METRICS = ("train_loss", "grad_norm", "clip_ratio", "lr", "update_norm", "param_norm")
@@ -98,7 +97,7 @@ def probe_lines(evidence: Evidence) -> dict[str, Any]:
 
 
 def _line(evidence: Evidence, subject: Subject, target: int) -> dict[str, Any]:
-    step, current = jit_train_step(dataclasses.replace(subject.static, layers=False)), subject.state
+    step, current = compiled_step(dataclasses.replace(subject.static, layers=False)), subject.state
     values, before = dict[str, Any](), None
     for number in range(subject.step, target):
         subject = subject._replace(state=current)
