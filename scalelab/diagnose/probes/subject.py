@@ -1,7 +1,6 @@
 """The subject of the probes: a run at a saved step, on one device."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,6 @@ from scalelab.train.run.feed import DataShift
 from scalelab.train.step import program
 from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
 from scalelab.train.step.state import TrainState, model_variables
-from scalelab.train.step.step import train_step
 
 ADAMS = ("adam", "adamw")
 
@@ -109,9 +107,3 @@ def adam_roots(subject: Subject) -> Any:
     correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
     eps = subject.h.optim.eps
     return jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + eps) ** -0.5, second.nu)
-
-
-@functools.cache
-def compile_step(static: Static) -> Any:
-    """The trained step, compiled once for all probes that take one."""
-    return jax.jit(functools.partial(train_step, static))
