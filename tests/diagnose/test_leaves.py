@@ -136,6 +136,15 @@ def test_an_edited_step_is_named_with_its_leaf(name, run, capsys):
     assert code == 1 and cause in causes and words in causes[cause]["evidence"]
 
 
+@pytest.mark.parametrize("policy", ["watch", "skip", "rewind"])
+def test_the_sum_of_second_moments_is_that_of_the_logged_norms_under_each_policy(run, policy):
+    evidence = gather_evidence(run)
+    evidence = dataclasses.replace(evidence, values={**evidence.values, "guard.policy": policy})
+    assert [type(each) for each in saved.check_norms(evidence)] == [Judged]
+    fewer = dataclasses.replace(evidence, rows=evidence.rows[1::2])
+    assert [type(each) for each in saved.check_norms(fewer)] == [Judged]
+
+
 def test_a_group_that_the_config_freezes_may_stand_still(run, capsys):
     edit_arrays(run, 4, lambda arrays: {EMBED: before(run)[EMBED]})
     assert "leaf_stuck" in diagnose(run, capsys)[1]

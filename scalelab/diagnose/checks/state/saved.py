@@ -24,6 +24,7 @@ MOMENT_NAMES = ("mu", "nu", "m", "v", "m1", "m2", "trace", "momentum")
 ROUNDING = 1.01  # margin of rounding over some thousand fp32 sums
 SMALLEST = 1.2e-38  # squares below it are zero in fp32 on most devices
 ADAMS = ("adam", "adamw", "nadamw")  # m and v of the clipped gradients themselves
+SMALL_SHARE = 1e-6  # of the weights of steps that were not logged
 TINY = 1e-30  # sums of squares below it lose some of them to zero
 RESTARTING = ("branch", "back_to", "fallback", "moved")  # events after which moments may have begun anew
 
@@ -207,7 +208,8 @@ def _judge_sum(evidence: Evidence, saved: SavedStep, moments: AdamMoments) -> li
     weights = (1 - moments.beta2) * moments.beta2 ** (saved.step - steps)
     known = float(np.sum(weights * clipped**2))
     unknown = max(0.0, 1 - moments.beta2**saved.step - float(np.sum(weights)))
-    most = known + unknown * (clip**2 if evidence.values["guard.policy"] in ("off", "watch") else np.inf)
+    bounded = unknown < SMALL_SHARE or evidence.values["guard.policy"] in ("off", "watch")  # others may change the clip
+    most = known + unknown * clip**2 if bounded else np.inf
     total = float(sum(np.sum(x.astype(np.float64)) for x in moments.nu.values()))
     if known / ROUNDING <= total <= most * ROUNDING or not np.isfinite(total) or known < TINY:
         return []

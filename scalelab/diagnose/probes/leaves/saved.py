@@ -123,5 +123,5 @@ def movements(old: np.ndarray, new: np.ndarray, decays: bool) -> np.ndarray:
 
 def movement(name: str, old: np.ndarray, new: np.ndarray) -> float:
     """`movements` of a part of the parameter `name` as a whole. Gains and biases often move all alike: no multiple."""
-    decays = parameter_kind(name) != "vector"
+    decays = parameter_kind(name) != "vector" and old.ndim > 1
     return float(movements(old.reshape(1, -1), new.reshape(1, -1), decays)[0])

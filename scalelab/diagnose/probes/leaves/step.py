@@ -16,9 +16,11 @@ from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
-from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement, parameter_kind
+from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement
 from scalelab.diagnose.probes.subject import Subject, batch_gradients
 from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.groups import parameter_group
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
 from scalelab.train.step.step import jit_train_step, take_gradient
@@ -155,7 +157,8 @@ def _relative(x: np.ndarray, right: np.ndarray) -> float:
 
 def _rates(evidence: Evidence, subject: Subject, leaves: Leaves, name: str, place: str) -> Rates:
     """The numbers of a leaf's update, from the config and the step's logged LR."""
-    v, kind, rest = evidence.values, parameter_kind(name), ".rest." in f"{place}."
+    v, rest = evidence.values, ".rest." in f"{place}."
+    kind = parameter_group(named_leaves(parameter_declarations(subject.static.model))[name])
     lr, count = leaves.metrics["lr"], int(leaves.opt_before.get(f"{place}.count", np.zeros(())))
     exempt = {"embed", "position"} if not v["optim.decay_embeddings"] else set[str]()
     exempt |= {"vector"} if not v["optim.decay_vectors"] else set()
