@@ -80,10 +80,8 @@ def replay(
 
     asked = what_ifs.parse_what_ifs(list(what_if))
     cache_programs()
-    return replay_window(
-        pathlib.Path(match[1]), first, last, asked, after=after, price=price, find_batches=find_batches,
-        progress=progress, stop=stop, orders=orders,
-    )  # fmt: skip
+    folder = pathlib.Path(match[1])
+    return replay_window(folder, first, last, asked, after, price, find_batches, progress, stop, orders)
 
 
 @check_arguments(plot=ANY_PATH)

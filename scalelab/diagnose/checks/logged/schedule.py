@@ -21,6 +21,7 @@ CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # 
 RESTARTS = ("resume", "branch", "fallback", "moved")
 CHANGED_KEY = re.compile(r"(?:^|, )([a-z]\w*\.\w+): (.*?) -> (.*?)(?=, [a-z]\w*\.\w+: |$)")
 CURVE_KEYS = ("schedule.", "optim.peak_lr", "train.steps", "train.global_batch", "train.accumulate")
+SLOWED = "LR and clip x"  # of an event of the guard in the first steps, which lowers both in the step itself
 QUESTION = "LR follows the declared schedule at each logged step"
 
 
@@ -86,6 +87,8 @@ def declared_rates(evidence: Evidence, lr: Series) -> tuple[np.ndarray, np.ndarr
     for event in evidence.kinds("guard"):
         if event.get("action") == "rewind" and event.get("to") not in changed:
             judged &= lr.steps <= min(int(event.get("to") or 0), int(event.get("step") or 0))
+        if event.get("signal") == "early" and SLOWED in str(event.get("text", "")):
+            judged &= lr.steps <= int(event.get("step") or 0)
     config: ConfigDict | None = None
     for event in reversed(evidence.kinds("config_change")):
         text, step = str(event.get("text", "")), int(event.get("step") or 0)

@@ -16,6 +16,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves.saved import SavedStep, read_saved_steps
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
+from scalelab.train.lineage.changes import list_changes
 
 COUNTS = "counts of updates equal the steps taken"
 MOMENTS = "moments are finite, move, and agree with each other"
@@ -74,6 +75,7 @@ def restarted(evidence: Evidence, first: int, last: int) -> bool:
     """Whether moments may have begun anew, or steps were taken twice, between two steps."""
     events = [*evidence.kinds(*RESTARTING), *(e for e in evidence.kinds("guard") if e.get("action") == "rewind")]
     ends = [(int(event.get("step") or 0), int(event.get("to") or event.get("step") or 0)) for event in events]
+    ends += [(step, step) for step, _, _ in list_changes(evidence.record)]
     return any(min(pair) <= last and max(pair) >= first for pair in ends)
 
 
