@@ -60,6 +60,7 @@ MODELS = {
         "train__accumulate": 4, "schedule__batch_start": 1, "schedule__batch_warmup_tokens": 3000,
         "schedule__seq_start": 8, "schedule__seq_warmup_tokens": 4000, "step": 3,
     },
+    "saturated attention": {"noise": 30.0},
     "bf16": {"precision__name": "bf16"},
     "fp16, micro-batches": {"precision__name": "fp16", "train__accumulate": 2},
 }  # fmt: skip

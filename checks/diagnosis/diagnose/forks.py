@@ -79,8 +79,8 @@ def shifted_targets(shift: int) -> Any:
     right = documents.split_inputs_targets
 
     def split(tokens: jax.Array, ends: Any) -> Any:
-        inputs, targets, packed = right(tokens, ends)
-        return inputs, jnp.roll(targets, 1 - shift, axis=-1), packed
+        parts = right(tokens, ends)
+        return parts._replace(targets_BS=jnp.roll(parts.targets_BS, 1 - shift, axis=-1))
 
     return replaced(documents, "split_inputs_targets", split)
 

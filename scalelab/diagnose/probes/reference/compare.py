@@ -7,11 +7,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from scalelab.diagnose.probes.reference.batch import Reading, read_batch
-from scalelab.diagnose.probes.reference.evaluate import Answer, evaluate
+from scalelab.diagnose.probes.reference.evaluate import Answer, evaluate, evaluate_all
 from scalelab.diagnose.probes.reference.loss import Written, make_stacks, unread_names
 from scalelab.diagnose.probes.reference.model import unknown_choice
 from scalelab.diagnose.probes.subject import Subject
@@ -23,6 +24,7 @@ from scalelab.user_code import user_function
 
 NOISE = 16.0  # rounding errors of two programs differ; over the recipes and sizes of tests/diagnose by at most 4
 SHARE = 2.0**-17  # of a leaf's own norm: 128 units in the last place of fp32
+UNIT, DRAWS = 2.0**-22, 4  # of `widest_rounding`: relative moves of weights, and how many
 FLOOR = 2.0**-21  # of the whole gradient's norm: leaves whose gradient cancels to zero
 
 
@@ -108,3 +110,25 @@ def gradient_differences(
     """The difference of each parameter's gradient, by name."""
     of = functools.partial(difference, floor=FLOOR * exact.norm * share / SHARE, share=share)
     return {name: of(g, exact.gradient[name], rounded.gradient[name]) for name, g in trained.gradient.items()}
+
+
+def widest_rounding(question: Question, exact: Answer, rounded: Answer) -> Answer:
+    """The reference in fp32 with the largest of several roundings, of each value by itself.
+
+    A program's rounding is one draw; where attention is saturated a few tokens decide it. Each further draw moves every
+    weight by two units in the last place, which stands for the errors of products.
+    """
+    rng = np.random.default_rng(0)
+
+    def move(w: Any) -> Any:
+        return np.asarray(w) * (1 + UNIT * rng.uniform(-1, 1, np.shape(w))).astype(np.float32)
+
+    moved = [jax.tree.map(move, question.params) for _ in range(DRAWS)]
+    answers = [rounded, *evaluate_all(question.written, moved, *question[2:], np.float32)]
+
+    def largest(of: Any) -> Any:
+        return max((of(answer) for answer in answers), key=lambda value: float(np.linalg.norm(value - of(exact))))
+
+    gradient = {name: largest(lambda answer, n=name: answer.gradient[n]) for name in exact.gradient}
+    loss = float(largest(lambda answer: np.asarray([answer.loss]))[0])
+    return rounded._replace(loss=loss, token_nll=largest(lambda answer: answer.token_nll), gradient=gradient)

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +64,17 @@ def evaluate(
     scale: float = 1.0,
 ) -> Answer:  # fmt: skip
     """Loss and gradient on the batch; `scale` multiplies what is differentiated, and the gradient is divided by it."""
+    (answer,) = evaluate_all(written, [params], variables, reading, z_weight, dtype, scale)
+    return answer
+
+
+def evaluate_all(
+    written: Written, each: Sequence[Any], variables: Any, reading: Reading, z_weight: float, dtype: Any = np.float64,
+    scale: float = 1.0,
+) -> list[Answer]:  # fmt: skip
+    """The answers of `evaluate` on several sets of parameters, by one compiled program."""
     with in_dtype(dtype), jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
-        params, variables = cast(params, dtype), cast(variables, dtype)
+        variables = cast(variables, dtype)
 
         @jax.jit
         def differentiate(params: Any, reading: Reading, z_weight: Any) -> Any:
@@ -75,13 +84,23 @@ def evaluate(
 
             return jax.value_and_grad(objective, has_aux=True)(params)
 
-        total, tokens, parts = None, np.zeros(reading.inputs.shape), []
-        for rows in chunks(written, reading):
-            (_, sums), grads = differentiate(params, reading.rows(rows), np.asarray(z_weight, dtype))
-            tokens[rows] = np.asarray(sums.token_nll, np.float64)
-            parts.append((float(sums.nll), float(sums.objective)))
-            wide = jax.tree.map(lambda g: np.asarray(g, np.float64), grads)
-            total = wide if total is None else jax.tree.map(np.add, total, wide)
+        z = np.asarray(z_weight, dtype)
+
+        def answer(params: Any) -> Answer:
+            wide = cast(params, dtype)
+            return _sum_chunks(lambda rows: differentiate(wide, reading.rows(rows), z), written, reading, scale)
+
+        return [answer(params) for params in each]
+
+
+def _sum_chunks(differentiate: Callable[[slice], Any], written: Written, reading: Reading, scale: float) -> Answer:
+    total, tokens, parts = None, np.zeros(reading.inputs.shape), []
+    for rows in chunks(written, reading):
+        (_, sums), grads = differentiate(rows)
+        tokens[rows] = np.asarray(sums.token_nll, np.float64)
+        parts.append((float(sums.nll), float(sums.objective)))
+        wide = jax.tree.map(lambda g: np.asarray(g, np.float64), grads)
+        total = wide if total is None else jax.tree.map(np.add, total, wide)
     counted = max(reading.counted, 1)
     nll, objective = np.sum(parts, axis=0) / counted
     gradient = {name: np.asarray(g) / (counted * scale) for name, g in named_leaves(total).items()}

@@ -125,8 +125,10 @@ def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
     k, v = (_spread(y, groups, k_.tiled_heads) for y in (k, v))
     scores = jnp.einsum("bsnh,btnh->bnst", q, k)
     scores = (scores if extra is None else scores + extra) * factor
-    weights = _softmax(jnp.where(_visible(c, x.shape[1], is_global)[:, None], scores, -1e30), k_)
-    y = c.round(jnp.einsum("bnst,btnh->bsnh", c.round(weights), v))
+    # Divided after the product with the values: so it rounds in fp32 as the worst of common kernels does.
+    weights = c.round(_exponentials(jnp.where(_visible(c, x.shape[1], is_global)[:, None], scores, -1e30), k_))
+    total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]
+    y = c.round(jnp.einsum("bnst,btnh->bsnh", weights, v) / total)
     c.record("attention.heads", y)
     return multiply(c, p["o"], y, "bsnh,nhd->bsd")
 
@@ -138,11 +140,10 @@ def _spread(y: Any, groups: int, tiled: Any) -> Any:
     return repeated if is_default(tiled, False) else choose(tiled, jnp.tile(y, (1, 1, groups, 1)), repeated)
 
 
-def _softmax(scores: Any, knobs: Knobs) -> Any:
+def _exponentials(scores: Any, knobs: Knobs) -> Any:
     if not is_default(knobs.softmax_bf16, False):
         scores = choose(knobs.softmax_bf16, jax.lax.reduce_precision(scores, 8, 7), scores)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
 
 
 def _visible(c: Context, length: int, is_global: Any) -> Any:

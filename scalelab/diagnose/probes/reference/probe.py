@@ -41,6 +41,12 @@ class Sides(NamedTuple):
         """Parameters whose gradients differ by more than rounding."""
         return {name: d for name, d in self.leaves.items() if d.over > 1}
 
+    @property
+    def agree(self) -> bool:
+        """Whether rounding explains all differences."""
+        same = self.trained.counted == self.exact.counted
+        return same and self.loss.over <= 1 and self.tokens.over <= 1 and not self.differing
+
 
 class Comparison(NamedTuple):
     """What was compared at `step`: in fp32 (`sides`), and under the run's own precision policy (`own`).
@@ -75,7 +81,7 @@ def probe_reference(subject: Subject) -> dict[str, Any]:
 def probe_mesh(evidence: Evidence, subject: Subject, comparison: Comparison) -> dict[str, Any]:
     """`reference` with the program on the run's mesh beside the reference; {} where one device already differs."""
     sides, rounded = comparison.sides, comparison.rounded
-    if sides is None or rounded is None or sides.loss.over > 1 or sides.tokens.over > 1 or sides.differing:
+    if sides is None or rounded is None or not sides.agree:
         return {}
     answer, refused = mesh_answer(evidence, subject)
     on_mesh = None if answer is None else _sides(answer, sides.exact, rounded)
@@ -94,7 +100,11 @@ def compare_with_reference(subject: Subject) -> Comparison:
     static, state = exact_precision(subject)
     trained = trained_answer(static, state, subject)
     token_nll = np.where(question.reading.targets >= 0, trained_token_losses(subject), 0.0)
-    sides = _sides(trained._replace(token_nll=token_nll), exact, rounded)
+    trained = trained._replace(token_nll=token_nll)
+    sides = _sides(trained, exact, rounded)
+    if not sides.agree:
+        rounded = compare.widest_rounding(question, exact, rounded)
+        sides = _sides(trained, exact, rounded)
     result = Comparison(
         subject.step, sides=sides, user_code=user_code, layers_updated=not trained.gradient, rounded=rounded
     )
@@ -104,7 +114,7 @@ def compare_with_reference(subject: Subject) -> Comparison:
         variant, _ = find_variant(run, token_nll, question.written.shape, question.reading, limit)
         fault = None if variant is None else (variant.cause, variant.what, variant.mend)
         return result._replace(fault=fault, part=first_difference(subject, question))
-    if sides.loss.over > 1 or sides.differing or trained.counted != exact.counted:
+    if not sides.agree:
         return result._replace(fault=_gradient_fault(subject, question, sides, rounded))
     own, own_refused = _under_own_policy(subject, question, exact)
     return result._replace(own=own, own_refused=own_refused)
