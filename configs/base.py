@@ -314,6 +314,7 @@ LOG = {
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),
     "tags": setting("", "tags at Weights & Biases, separated by commas"),
     "sinks": setting("", 'your own, as pkg.mod:fn, several with commas; "": none', user_code=True, several=True),
+    "alert": setting("", 'command that is started for each alarm, with it as JSON on its input; "": none'),
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
     "stretches": setting("", "what was counted before a changed batch, length or mixture; filled in by scalelab"),
     "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
@@ -338,6 +339,8 @@ GUARD = {
         resume=True, choices="config/choices.py:SPIKES"),  # skip clip
     "skip": key("step", "skip, rewind: what a loss or gradient that is not finite costs (train.accumulate > 1)",
         resume=True, choices="config/choices.py:SKIPS"),  # step micro_batch
+    "rerun": key(False, "whether flagged steps are taken again at once: other bits are the hardware's fault; "
+        "holds the state twice", resume=True, source="Megatron-LM: rerun_state_machine"),
 }  # fmt: skip
 
 # How the run is judged after it was trained (`scalelab diagnose`).

@@ -68,6 +68,16 @@ def is_trusted_folder(folder: str) -> bool:
     return f"folder:{folder}" in _trusted
 
 
+def trust_command(command: str) -> None:
+    """Allow a command that the user's own config names to be started; the permission goes where names' go."""
+    _trusted.add(f"command:{command}")
+
+
+def is_trusted_command(command: str) -> bool:
+    """Whether the user's own config, or --trust=command:…, has named this command."""
+    return f"command:{command}" in _trusted
+
+
 def export_permissions() -> dict[str, list[str]]:
     """The trusted names and the folders searched, as plain JSON: for `apply_permissions` in a child process."""
     return {"names": sorted(_trusted), "folders": list(_config_folders)}

@@ -8,6 +8,7 @@ what writes it. "healthy" is said where all was judged, else "no cause found".
 
 --live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
 targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
+are loss and gradient those of a plain transformer written out from the config (and which part differs first),
 what does the optimizer make of constant gradients, is the loss too curved for the LR, and do steps that are run again
 give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its

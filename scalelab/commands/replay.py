@@ -13,10 +13,13 @@ A what-if is a product of parts, separated by semicolons; give --what-if again f
     guard=log,sigma       a guard that skips outliers, by this detector
     optim.beta2=.95       any traced number of the config
 
---find-batches bisects the window: which batches, if left out, remove the spike.
+--find-batches bisects the window: the shortest stretch of batches without which no peak remains.
 
-A what-if works if no outlier lasts and the last losses are back where they were before A. Steps are those of
-metrics.jsonl.
+A what-if works if no outlier lasts and the last losses are back where they were before A. Those that work are compared
+by their last losses at equal steps, in nats above the best one; which can't be told apart is said, by the scatter of
+losses before A, or with --orders=3 by what other orders of the later batches change (those that work are then trained
+on each). Of those that can't be told from the best the cheapest is named, with the `scalelab train --back-to` that does
+it, to the bit. Steps are those of metrics.jsonl.
 Exit code: 0 the original works or a cure was found, 1 none works, 2 bad input, 75 stopped by a signal.
 
     scalelab replay runs/mine@400..420 --what-if="clip=.5,1; lr*=.7,1"
@@ -42,6 +45,7 @@ def main(argv: list[str]) -> int:
             after=options.after,
             price=options.price,
             find_batches=options.find_batches,
+            orders=options.orders,
             progress=print_report,
             stop=stop,
         )
@@ -65,6 +69,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--find-batches", action="store_true", help="find the batches that bring the spike")
     parser.add_argument("--after", type=whole_number, default=AFTER, metavar="N", help=f"steps after B ({AFTER})")
+    parser.add_argument("--orders", type=whole_number, default=1, metavar="N", help="orders of the later batches (1)")
     parser.add_argument("--price", type=float, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--plot", metavar="PATH", help="write the loss curves as a figure (.png, or .pdf with its CSV)")
     add_trust_option(parser)
@@ -73,9 +78,31 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _print(result: dict[str, Any]) -> None:
     print("\n".join(result["notes"]))
-    rows = [[v["name"], "yes" if v["works"] else "no", f"{v['final']:.4f}", f"{v['peak']:.4g}", str(v["outliers"]),
-             str(v["steps"]), str(v["batches"]), *([f"{v['cost']:,.2f}"] if v["cost"] is not None else [])]
+    rows = [[v["name"], "yes" if v["works"] else "no", f"{v['final']:.4f}", _above(v), f"{v['peak']:.4g}",
+             *(str(v[key]) for key in ("outliers", "steps", "batches")),
+             *([f"{v['cost']:,.2f}"] if v["cost"] is not None else [])]
             for v in result["verdicts"]]  # fmt: skip
     price = ["cost"] if result["verdicts"][0]["cost"] is not None else []
-    print_table(["what if", "works", "last losses", "largest", "outliers", "steps again", "batches lost", *price], rows)
+    print_table(
+        [
+            "what if",
+            "works",
+            "last losses",
+            "above the best",
+            "largest",
+            "outliers",
+            "steps again",
+            "batches lost",
+            *price,
+        ],
+        rows,
+    )
     print("\n".join(result["answer"]))
+
+
+def _above(verdict: dict[str, Any]) -> str:
+    """Nats above the best of those that work, with the error of a comparison."""
+    if verdict["nats"] is None:
+        return "-"
+    error = "" if not verdict["error"] else f" ± {verdict['error']:.3f}"
+    return f"{verdict['nats']:.3f}{error}"

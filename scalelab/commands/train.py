@@ -17,16 +17,26 @@ stops all after the same step. If one is killed, the others end with exit code 1
 heartbeat of its host. If one hangs (train.stall_s), they end with the stacks of all threads in DIR/stacks-I.txt. They
 wait as long for one that still compiles, and then end with its name. The same commands resume.
 
-  --lr-factor=F --skip-batches=A..B --reset=moments
+  --lr-factor=F --clip-norm=X --skip-batches=A..B --reset=moments
 change a run where it goes on, from its last checkpoint or as a branch; the record lists them, and the same command
 again makes no change twice. The guard does the same by itself under guard.policy=rewind.
+
+  scalelab train --workdir=D --back-to=STEP [--lr-factor=F …]
+goes back to that saved step, under any schedule, of a run that ended too, with these changes from there on: bit for bit
+what `scalelab replay` shows of them. Checkpoints and logs of the steps after it are kept in D/set_aside/1 (2, …), which
+reads as a run. A plain `scalelab train` goes on from there, even if this one was killed. The config is the run's own,
+or --config's.
 
 D may be a folder in an object store, s3://bucket/path or gs://bucket/path (docs/stores.md).
 
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
 component; --force starts it. Under model.remat=auto the policy that recomputes least and fits is chosen and printed.
 
-Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
+Alarms of the guard are told on the terminal, by the trackers, and to a command of your own
+(--config.log.alert=COMMAND).
+
+Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 3 ended by the guard (guard.policy=skip,
+rewind), 75 stopped by a signal after saving.
 
     scalelab train --config=tiny --workdir=runs/mine --config.optim.peak_lr=3e-3
 """
@@ -41,6 +51,7 @@ from scalelab.cli.parser import (
     add_trust_option,
     config_path,
     emit_json,
+    whole_number,
     work_path,
 )
 from scalelab.cli.terminal import Terminal, print_report
@@ -57,7 +68,7 @@ def main(argv: list[str]) -> int:
         "--config",
         type=config_path,
         metavar="FILE",
-        help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's)",
+        help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's; with --back-to: the run's)",
     )
     parser.add_argument("--workdir", required=True, type=work_path, metavar="DIR|URL", help="the run's folder")
     parser.add_argument(
@@ -88,23 +99,30 @@ def main(argv: list[str]) -> int:
     add_take_over_option(parser)
     add_change_options(parser)
     options = parser.parse_args(rest)
-    if options.config is None and not options.branch_from:
-        parser.error("--config is needed (or --branch-from)")
+    if options.config is None and not options.branch_from and options.back_to is None:
+        parser.error("--config is needed (or --branch-from, or --back-to)")
     trained = api.train(
         options.config, options.workdir, overrides, init_from=options.init_from, branch_from=options.branch_from,
         fallback=options.fallback, allow_change=options.allow_change, force=options.force,
-        take_over=options.take_over, lr_factor=options.lr_factor, skip_batches=_batches(options.skip_batches),
-        reset=options.reset, coordinator=options.coordinator, processes=options.processes,
-        process_id=options.process_id, progress=print_report, display=Terminal(),
+        take_over=options.take_over, back_to=options.back_to, lr_factor=options.lr_factor,
+        clip_norm=options.clip_norm, skip_batches=_batches(options.skip_batches), reset=options.reset,
+        coordinator=options.coordinator, processes=options.processes, process_id=options.process_id,
+        progress=print_report, display=Terminal(),
     )  # fmt: skip
     if trained.process == 0:
         _print(trained, options.json)
+    if trained.ended_by == "guard":
+        return 3
     return {"done": 0, records.STOPPED_EARLY_STATUS: 0, "stopped": 75}.get(trained.status, 1)
 
 
 def add_change_options(parser: Parser) -> None:
     """Add the options that change a run where it goes on."""
+    parser.add_argument(
+        "--back-to", type=whole_number, metavar="STEP", help="go back to that saved step, and on from there"
+    )
     parser.add_argument("--lr-factor", type=float, metavar="F", help="go on with F times the LR, from here to the end")
+    parser.add_argument("--clip-norm", type=float, metavar="X", help="go on with gradients clipped to this norm")
     parser.add_argument("--skip-batches", metavar="A..B", help="go on without the batches A to B (by their numbers)")
     parser.add_argument(
         "--reset", choices=["moments"], help="go on with the optimizer's state anew, and 150 steps of warm-up"

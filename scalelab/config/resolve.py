@@ -39,6 +39,7 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     if not stored:
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
         user_code.trust_folder(values["data.cache_dir"])
+        user_code.trust_command(values["log.alert"])
     check_values(config)
     model, who = config.model, config_value_origins(config)
     with contextlib.ExitStack() as free:

@@ -134,6 +134,7 @@ class Guard:
     window: int = 128
     spike: str = "skip"
     skip: str = "step"
+    rerun: bool = False
     stages: tuple[int, ...] = ()
 
     @property

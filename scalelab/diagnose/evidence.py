@@ -21,9 +21,11 @@ from scalelab.optim import schedules
 from scalelab.record import records
 from scalelab.record.jsonlines import last_line
 from scalelab.train.checkpoints import logs, manifest
+from scalelab.train.lineage.changes import present_events
 from scalelab.train.lineage.facts import config_from_facts
 
 NO_CONFIG = "the run has no config"
+SHORT_PATH = 1.0  # `path_length` of a run that may not have learned what it could; on configs/tiny 2.7 at the good LR
 
 
 class Missing(BadInput):
@@ -81,8 +83,8 @@ class Evidence:
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
     the saved steps; `damage`: files that differ from them. `lost`: lines of metrics that a save or the record counted
-    and that are gone; `edited`: logged values that contradict them. `data`: a sample of the data; None if `no_data`
-    says why not. `probes`: measurements of `probes/` by name, {} without --live.
+    and that are gone; `edited`: logged values that contradict them. `lines`: of metrics.jsonl, in its order. `data`: a
+    sample of the data; None if `no_data` says why not. `probes`: measurements of `probes/` by name, {} without --live.
     """
 
     folder: pathlib.Path
@@ -99,6 +101,7 @@ class Evidence:
     probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lost: Sequence[str] = ()
     edited: Sequence[str] = ()
+    lines: Sequence[Mapping[str, Any]] = ()
 
     @property
     def quoted(self) -> str:
@@ -168,8 +171,8 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
         folder, values, record,
         one_a_step(line for line in lines if "train_loss" in line),
         one_a_step(line for line in lines if "val_loss" in line),
-        one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
-        lost=lost, edited=[*mistyped, *edited],
+        one_a_step(records.read_layers(folder)), present_events(records.read_events(folder)), manifests, damage,
+        data, no_data, lost=lost, edited=[*mistyped, *edited], lines=lines,
     )  # fmt: skip
 
 
@@ -202,6 +205,16 @@ def update_ratio(evidence: Evidence) -> Series:
     chosen = [np.isin(each.steps, shared) for each in (update, params)]
     ratio = update.values[chosen[0]] / np.maximum(params.values[chosen[1]], 1e-30)
     return Series(shared, ratio).finite()
+
+
+def path_length(ratio: Series) -> float:
+    """Bound how far the weights have moved from their start, in units of their norm, by the triangle inequality.
+
+    Between logged lines the larger of both ends counts.
+    """
+    steps, larger = np.diff(ratio.steps, prepend=0), np.maximum(ratio.values, np.roll(ratio.values, 1))
+    larger[0] = ratio.values[0]
+    return float(np.sum(steps * larger))
 
 
 def _data(folder: pathlib.Path) -> tuple[DataSample | None, str]:

@@ -6,30 +6,46 @@ from typing import Any, NamedTuple
 
 from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
-from scalelab.diagnose.checks.code import live
+from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, spikes
-from scalelab.diagnose.checks.leaves import measured, scales
-from scalelab.diagnose.checks.logged import measures, resume, throughput
-from scalelab.diagnose.checks.read import by_source, data
+from scalelab.diagnose.checks.leaves import live as leaves_live
+from scalelab.diagnose.checks.leaves import measured, moved, scales
+from scalelab.diagnose.checks.logged import lines as whole_lines
+from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
+from scalelab.diagnose.checks.read import by_source, data, documents, rows
 from scalelab.diagnose.checks.settings import rates
-from scalelab.diagnose.checks.state import optimizer, precision
+from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, replayed
+from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
 
 FAMILIES = (
-    rates,
-    scales,
+    formats,
+    live,
+    reference,
+    leaves_live,
     measured,
+    moved,
+    scales,
+    by_source,
+    data,
+    documents,
+    rows,
+    whole_lines,
+    measures,
+    recomputed,
+    resume,
+    schedule,
+    throughput,
+    averages,
+    eps,
     optimizer,
     precision,
-    spikes,
+    replayed,
+    saved_state,
+    rates,
     alarms,
-    resume,
-    measures,
-    data,
-    by_source,
-    live,
-    throughput,
+    spikes,
 )
 # Lines of the contract: the folders of `checks/`, in the order in which a run is asked.
 LINES = ("code", "leaves", "read", "logged", "state", "settings", "course")

@@ -128,14 +128,15 @@ def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]
     lines = numbered_lines(path, schema)
     damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
     if damaged:
-        _copy_file(path, path.with_name(f"{path.name}.damaged"))
+        copy_file(path, path.with_name(f"{path.name}.damaged"))
         damaged[-1] += f"; the file as it was: {path.name}.damaged"
     content = b"".join(text + b"\n" for _, text, row in lines if row is not None and wanted(row))
     retry_transient(lambda: replace_file(path, content))
     return damaged
 
 
-def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copy a file of a run, atomically."""
     with open_file(source) as old, create_draft(target) as new:
         shutil.copyfileobj(old, new)
     os.replace(new.name, target)

@@ -67,7 +67,8 @@ STOPPED_EARLY_STATUS = "stopped early"  # by a sweep's rule or eval.patience, be
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
-    "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
+    "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "ended_by?": TEXT,
+    "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE},
     "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA,
@@ -260,9 +261,9 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 def write_event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """Write one line into the run's logbook.
 
-    `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, stopped_early, done), where
-    the run comes from (init_from, branch, fallback, forked, moved, taken_over, config_change, code_change), a remark
-    (chosen, no_effect, schedule, layout, precision, warning), or a user's note.
+    `kind`: what happened (start, resume, skip, guard, rerun, stalled, diverged, failed, stopped, stopped_early, done),
+    where the run comes from (init_from, branch, back_to, fallback, forked, moved, taken_over, config_change,
+    code_change), a remark (chosen, no_effect, schedule, layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):

@@ -29,9 +29,9 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint, list_steps, r
 from scalelab.train.lineage import compatibility, own_code
 from scalelab.train.resume.start import check_initial_weights
 from scalelab.train.run.early_stop import Judge
-from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.session import Progress
+from scalelab.train.run.trackers.metrics import check_trackers
 from scalelab.train.run.trackers.sinks import SINK_KEYS
 from scalelab.train.single import load_run_dataset
 from scalelab.untrusted.paths import path_below

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -20,27 +20,14 @@ from scalelab.record import lock, records
 from scalelab.train import ledger
 from scalelab.train.lineage import compatibility, determinism, extend
 from scalelab.train.lineage.spec import make_train_spec
-from scalelab.train.resume import branch, rewind
+from scalelab.train.resume import branch, by_hand, rewind
 from scalelab.train.resume import start as lineage
+from scalelab.train.resume.by_hand import ByHand
 from scalelab.train.run import loop
 from scalelab.train.run.opening.opening import open_run
 from scalelab.train.run.run import Run, has_ended
 from scalelab.train.run.session import Progress, Session
 from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
-
-
-class ByHand(NamedTuple):
-    """What `scalelab train` changes where a run goes on. `skip`: the first and the last batch left out."""
-
-    lr_factor: float = 1.0
-    skip: tuple[int, int] | None = None
-    reset: bool = False
-
-    def text(self) -> str:
-        """The change in words."""
-        parts = [f"lr_factor={self.lr_factor:g}"] if self.lr_factor != 1 else []
-        parts += [f"skip_batches={self.skip[0]}..{self.skip[1]}"] if self.skip else []
-        return ", ".join([*parts, *(["reset=moments"] if self.reset else [])])
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
@@ -71,8 +58,8 @@ def train_single(
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    `change` is made where the run goes on, and recorded. `pulse` gets the progress; `code` is the `git.code_state` of
-    the config's file (None: of the current folder).
+    `change` is made where the run goes on, which may be an earlier step, and recorded. `pulse` gets the progress;
+    `code` is the `git.code_state` of the config's file (None: of the current folder).
     BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
@@ -85,13 +72,15 @@ def train_single(
     with contextlib.ExitStack() as held:
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})
-        config, warnings = continued_config(folder, config, allow)
-        run, start, params = _open(config, folder, session, code, warnings)
-        start = _change_by_hand(run, start, change, progress)
+        broadcast_from_first(lambda: by_hand.settle(folder))
+        change = _refuse_twice(folder, change, progress)
+        config, warnings = continued_config(folder, config, allow, change and change.back_to)
+        run, start, params = _open(config, folder, session, code, warnings, change)
         outcome = _train_to_end(run, start, params, session)
     return {
         "name": run.name,
         "status": run.status,
+        "ended_by": run.record.get("ended_by", ""),
         "final_step": outcome.final_step,
         "resumed_from": outcome.resumed_from,
         "val_loss": run.val_loss,
@@ -109,6 +98,7 @@ def _open(
     session: Session,
     code: Mapping[str, git.RepoState] | None,
     warnings: Sequence[str],
+    change: ByHand | None,
 ) -> tuple[Run, loop.StartStates | None, list[Params] | None]:
     """Open the run; with it the states that it goes on from, and for a new one the weights that it was given."""
     # What a new run starts from is loaded before it takes over the folder.
@@ -118,15 +108,33 @@ def _open(
         broadcast_from_first(lambda: refuse_lost_checkpoints(folder, config))
     trunk = branch.load_trunk(spec, data) if new else None
     weights = lineage.load_initial_weights(spec) if new and not trunk else None
-    run = open_run(folder.name, folder, spec, data, session.allow, git=code or git.code_state())
+    back = change is not None and change.back_to is not None
+    run = open_run(folder.name, folder, spec, data, session.allow, back, git=code or git.code_state())
     for fact in [*run.words, *({"warning": word} for word in warnings)]:
         progress(fact)
     for word in warnings:
         run.event("warning", None, word)
+    if change and back:
+        by_hand.go_back(run, change, session.allow, progress)
     start = _resume(run, session)
     loop.report_resume(run.name, start, config, progress)
     start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
+    if change and not back:
+        start = by_hand.change_start(run, start, change, progress)
     return run, start, [lineage.start_from_weights(run, weights)] if weights else None
+
+
+def _refuse_twice(folder: pathlib.Path, change: ByHand | None, progress: Progress) -> ByHand | None:
+    """`change`, or None where it is the going back that the run did last. BadInput where it can't go back so far."""
+    if change is None or change.back_to is None:
+        return change
+    at = broadcast_from_first(lambda: by_hand.went_back(folder, change))
+    if at is not None:
+        progress({"note": f"{folder.name}: {change.text()} was done at step {at}; it is not done again"})
+        return None
+    step = change.back_to
+    broadcast_from_first(lambda: by_hand.check_step(folder, step))
+    return change
 
 
 def refuse_lost_checkpoints(folder: pathlib.Path, config: ConfigDict) -> None:
@@ -154,12 +162,16 @@ def _train_to_end(
         progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
 
 
-def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
+def continued_config(
+    folder: pathlib.Path, config: ConfigDict, allow: Collection[str], at: int | None = None
+) -> tuple[ConfigDict, list[str]]:
     """The config that the run in `folder` continues with, and warnings: more steps don't change its warm-up.
+
+    It goes on from its last checkpoint, or from step `at`.
 
     BadInput if its past had another LR than the new `train.steps` gives, and `allow` doesn't name the key.
     """
-    last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
+    last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder, at))
     if last is None:
         return (config if config.train.branch_from else ledger.count_from_zero(config)), []
     step, facts = last
@@ -180,25 +192,3 @@ def _resume(run: Run, session: Session) -> loop.StartStates | None:
     if start and (decision := rewind.pending_decision(run)):
         start = start[0], [rewind.follow_decision(run, decision, start[1][0])]
     return start
-
-
-def _change_by_hand(
-    run: Run, start: loop.StartStates | None, asked: ByHand | None, progress: Progress
-) -> loop.StartStates | None:
-    """`start`, changed as asked; a change that the run has made already is not made again. BadInput without a start."""
-    if asked is None:
-        return start
-    if start is None:
-        raise BadInput(f"{run.folder} has no checkpoint: only a run that goes on can be changed by hand")
-    step, (state,) = start
-    entries = run.facts.get("changes_by_hand", {})
-    for entry in entries.values():
-        if entry["change"] == asked.text():
-            progress({"note": f"{run.name}: {asked.text()} was made at step {entry['step']}; it is not made again"})
-            return start
-    jumps = (rewind.jump_over(state, *asked.skip),) if asked.skip else ()
-    state = rewind.apply_change(state, run.spec, rewind.Change(asked.lr_factor, 1.0, jumps, asked.reset))
-    entry = {"step": step, "change": asked.text()}
-    run.facts["changes_by_hand"] = run.record["changes_by_hand"] = entries | {str(len(entries) + 1): entry}
-    run.event("config_change", step, f"by hand: {asked.text()}")
-    return step, [state]

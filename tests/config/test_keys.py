@@ -140,7 +140,7 @@ WITH = BESIDE | {
     "optim.factored": {"optim.name": "adafactor"},
     # Identity depends on a guard only where it acts.
     **{f"guard.{name}": {"guard.policy": "skip", "guard.window": 256} for name in ("detector", "minimum", "sigmas")},
-    **{f"guard.{name}": {"guard.policy": "skip"} for name in ("window", "spike")},
+    **{f"guard.{name}": {"guard.policy": "skip"} for name in ("window", "spike", "rerun")},
     "guard.skip": {"guard.policy": "skip", "train.accumulate": 2},
 }
 UNPAIRED = {"schedule.batch_start", "schedule.batch_warmup_tokens", "schedule.seq_start", "schedule.seq_warmup_tokens",

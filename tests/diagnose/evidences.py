@@ -96,8 +96,10 @@ def ask(check, evidence):
 
 
 def recorded_gaps(evidence):
-    """What the run's record could have told, without those that only `--live` can close."""
-    return [gap for gap in diagnose(evidence).gaps if gap.how != "--live"]
+    """What the run's record could have told, without those that checkpoints, the data or `--live` close."""
+    of_folder = ("no intact checkpoint", "no data", "fewer than two")
+    gaps = [gap for gap in diagnose(evidence).gaps if not gap.missing.startswith(of_folder)]
+    return [gap for gap in gaps if "--live" not in gap.how]
 
 
 def causes(evidence):

@@ -161,6 +161,7 @@ def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monk
     assert (tmp_path / "prediction.json").read_bytes() == written and again["predicted_at"] == held["predicted_at"]
 
 
+@pytest.mark.full
 def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tmp_path, monkeypatch, capsys):
     """And another grid in its folder is refused by what differs."""
     monkeypatch.setattr(choice, "WorkerPool", ByLaw)

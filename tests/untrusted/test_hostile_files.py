@@ -19,6 +19,7 @@ def refuse(capsys, *argv):
     return line
 
 
+@pytest.mark.full
 def test_a_table_of_many_columns_is_read_in_linear_time(tmp_path, capsys):
     names = [f"c{i}" for i in range(100_000)]
     (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")

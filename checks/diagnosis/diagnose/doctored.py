@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from scalelab.optim import schedules
 from scalelab.record import records
+from scalelab.train.lineage.facts import config_from_facts
 
 
 def _edit(folder: pathlib.Path, change: Callable[[dict], dict], name: str = "metrics.jsonl") -> None:
@@ -60,7 +62,15 @@ def climb(folder: pathlib.Path) -> None:
     _edit(folder, change)
     _edit(folder, lambda line: line | {"step": 10 * line["step"]}, "layers.jsonl")
     config["train"]["steps"], config["log"]["every_steps"], config["schedule"]["warmup_steps"] = 3000, 10, 150
+    config["checkpoint"]["every_steps"], config["eval"]["every_steps"] = 1000, 1000
     records.write_json(folder / "config.json", config)
+    curve = schedules.schedule_curves(config_from_facts({"config": config}), range(3000))["lr"]
+
+    def agree(line: dict) -> dict:
+        """The line with the LR and the tokens of its step."""
+        return line | {"lr": float(curve[line["step"] - 1]), "tokens": 512 * line["step"]}
+
+    _edit(folder, agree)
     record = records.read_json(folder / "record.json")
     record.pop("identity")
     records.write_json(folder / "record.json", record | {"steps": 3000, "status": "running"})

@@ -17,6 +17,7 @@ from scalelab.config import traced
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.model.attention import documents, plain
+from scalelab.optim import schedules
 from scalelab.train.checkpoints import copies
 from scalelab.train.run import loop
 from scalelab.train.step import gradients, program
@@ -82,6 +83,15 @@ def shifted_targets(shift: int) -> Any:
         return inputs, jnp.roll(targets, 1 - shift, axis=-1), packed
 
     return replaced(documents, "split_inputs_targets", split)
+
+
+@contextlib.contextmanager
+def other_cosine(schedule: Callable[[jax.Array, Any], jax.Array]) -> Iterator[None]:
+    """Within it the program's `cosine` is another function."""
+    forget_programs()
+    with mock.patch.dict(schedules.SCHEDULES, {"cosine": schedule}):
+        yield
+    forget_programs()
 
 
 def unshuffled() -> Any:

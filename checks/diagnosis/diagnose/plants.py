@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from checks.diagnosis.diagnose import doctored, forks
+from checks.diagnosis.diagnose import doctored, forks, functions
 
 HERE = "checks.diagnosis.diagnose.functions"
 TEXT = {"data.source": f"{HERE}:corpus", "model.vocab_size": 256}
@@ -35,7 +35,7 @@ RATES = {
     "horizon 5 times the run": Plant("schedule_wrong", {"schedule.fall_share": 5.0}),
     "horizon a third of the run": Plant("schedule_wrong", {"schedule.fall_share": 0.33}),
     "wsd without its decay": Plant("schedule_wrong", {"schedule.name": "wsd", "schedule.decay_steps": 0}),
-    "a restart nobody asked for": Plant("schedule_wrong", {"schedule.name": f"{HERE}:restarts"}),
+    "a restart nobody asked for": Plant("schedule_wrong", fork=lambda: forks.other_cosine(functions.restarts)),
     "LR not finite": Plant("schedule_invalid", doctor=doctored.lr_not_finite),
     "spike that passes": Plant("spike_benign", doctor=doctored.spike_that_passes),
     "spike that grows": Plant("spike_growing", doctor=doctored.spike_that_grows),

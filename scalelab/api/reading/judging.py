@@ -29,8 +29,12 @@ from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, m
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
 from scalelab.diagnose.watch.curve import Curve, read_curve
+from scalelab.diagnose.watch.forecast import forecast_run
+from scalelab.diagnose.watch.score import FORECASTS_FILE, keep_forecast, score_run, summarise_scores
+from scalelab.diagnose.watch.stop import describe_facts
 from scalelab.errors import BadInput
 from scalelab.index import alive
+from scalelab.plan.budget.lawbook import load_law_book
 from scalelab.record import listing, records
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.paths import list_folders
@@ -45,7 +49,7 @@ LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
 WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
-@check_arguments(after=ANYTHING)
+@check_arguments(after=ANYTHING, orders=whole(1))
 def replay(
     window: str,
     what_if: str | Sequence[str] = (),
@@ -53,13 +57,15 @@ def replay(
     after: int = AFTER,
     price: float | None = None,
     find_batches: bool = False,
+    orders: int = 1,
     progress: Progress = silent,
     stop: Stop = never,
 ) -> Facts:
     """Train the steps A to B of a run again, as they were and under what-ifs (`scalelab replay`).
 
     `window`: "RUN@A..B"; `what_if`: products of changes, such as "clip=1,2; lr*=.7,1"; `after`: steps after B; `price`:
-    of a device-hour. Returns what the command's --json prints, and the loss `curves`. BadInput as the command.
+    of a device-hour; `orders`: of the later batches, on each of which what works is trained. Returns what the command's
+    --json prints, and the loss `curves`. BadInput as the command.
     """
     match = WINDOW.fullmatch(window)
     if match is None:
@@ -76,7 +82,7 @@ def replay(
     cache_programs()
     return replay_window(
         pathlib.Path(match[1]), first, last, asked, after=after, price=price, find_batches=find_batches,
-        progress=progress, stop=stop,
+        progress=progress, stop=stop, orders=orders,
     )  # fmt: skip
 
 
@@ -150,10 +156,6 @@ def watch(
     Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
     of N and D; `price`: of a device-hour; `note` gets lines on what is left out.
     """
-    from scalelab.diagnose.watch.forecast import forecast_run
-    from scalelab.diagnose.watch.score import keep_forecast
-    from scalelab.diagnose.watch.stop import describe_facts
-
     folders = listing.run_folders(folder)
     family = load_family_law(law, note) if isinstance(law, str | os.PathLike) else law
     siblings = _read_siblings(folders, note)
@@ -183,7 +185,6 @@ def watch(
 @check_arguments()
 def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
     """Load loss(N, D) of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
-    from scalelab.plan.budget.lawbook import load_law_book
 
     name = os.fspath(law)
     book = load_law_book(name)
@@ -230,7 +231,6 @@ class Scored(NamedTuple):
 @check_arguments()
 def score_forecasts(folder: Path) -> Scored:
     """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
-    from scalelab.diagnose.watch.score import FORECASTS_FILE, score_run, summarise_scores
 
     folders = listing.run_folders(folder)
     if len(folders) > 1:

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from scalelab.parallel.peers import ProcessPlace
     from scalelab.parallel.pulse import Pulse
-    from scalelab.train.single import ByHand
+    from scalelab.train.resume.by_hand import ByHand
 
 
+MOST_CLIP_NORM = 1e9  # the range of optim.clip_norm
 TWO_BATCHES = Kind(
     "two numbers of batches, such as (900, 1100)",
     lambda pair: isinstance(pair, tuple | list) and len(pair) == 2 and all(whole(0).fits(number) for number in pair),
@@ -46,7 +47,10 @@ TWO_BATCHES = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The end of a run's training. Losses are nats a token; `process` is the index of this process."""
+    """The end of a run's training. Losses are nats a token; `process` is the index of this process.
+
+    `ended_by`: "guard" where its policy ended the run.
+    """
 
     name: str
     status: str
@@ -58,6 +62,7 @@ class Trained:
     tokens_per_s: float | None
     params_digest: str
     folder: str
+    ended_by: str = ""
     process: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -65,23 +70,27 @@ class Trained:
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "process"}
 
 
-@check_arguments(workdir=WORKDIR, skip_batches=optional(TWO_BATCHES), processes=optional(whole(1)))
+@check_arguments(
+    workdir=WORKDIR, back_to=optional(whole(0)), skip_batches=optional(TWO_BATCHES), processes=optional(whole(1))
+)
 def train(
     config: Config | None, workdir: Path, overrides: Overrides | None = None, *, init_from: str | None = None,
     branch_from: str | None = None, fallback: bool = False, allow_change: Collection[str] = (), force: bool = False,
-    take_over: bool = False, lr_factor: float | None = None, skip_batches: tuple[int, int] | None = None,
+    take_over: bool = False, back_to: int | None = None, lr_factor: float | None = None,
+    clip_norm: float | None = None, skip_batches: tuple[int, int] | None = None,
     reset: Literal["moments"] | None = None, coordinator: str | None = None, processes: int | None = None,
     process_id: int | None = None, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
 ) -> Trained:  # fmt: skip
     """Train one run in `workdir` to its end, or resume it (`scalelab train`).
 
-    `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's. `workdir`: a folder, or
+    `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's, or a run that goes back
+    with its own. `workdir`: a folder, or
     s3://bucket/path. `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and for each note;
     `stop` is asked after each dispatch, and True ends the run after saving. A `display` replaces these two; `progress`
     then gets only notes from before the training. The others are the command's options. BadInput, WorkFailed as the
     command; as one of several `processes` a failure ends this process.
     """
-    change = _change_by_hand(lr_factor, skip_batches, reset)
+    change = _change_by_hand(back_to, lr_factor, clip_norm, skip_batches, reset)
     folder = pathlib.Path(workdir)
     if folder.name in ("", ".."):  # `.` has no name, and a run has its folder's
         folder = folder.resolve()
@@ -102,7 +111,11 @@ def train(
         )
         if branch_from and init_from:
             raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
-        resolved = _plan_branch(branch_from, config, values, folder) if branch_from else _load(config, values)
+        if branch_from and back_to is not None:
+            raise BadInput("--branch-from starts another run, --back-to goes back in this one: give one of them")
+        resolved = (
+            _plan_branch(branch_from, config, values, folder) if branch_from else _load(config, values, folder, back_to)
+        )
 
         from scalelab.api.work.together import work_together  # here: a mistake in the config is refused without jax
         from scalelab.parallel import processes as processes_lib
@@ -154,9 +167,15 @@ class _Training:
         return Trained(**result, process=place.index if place else 0)
 
 
-def _load(config: Config | None, overrides: Overrides) -> "ConfigDict":
+def _load(config: Config | None, overrides: Overrides, folder: pathlib.Path, back_to: int | None) -> "ConfigDict":
+    if back_to is not None:
+        from scalelab.train.resume import by_hand
+
+        if config is None:
+            return by_hand.plan_config(folder, back_to, overrides)
+        by_hand.check_step(folder, back_to)
     if config is None:
-        raise BadInput("config=None is for a branch, which has its trunk's: give a config, or branch_from")
+        raise BadInput("config=None is for a branch or a run that goes back: give a config, or branch_from, or back_to")
     return load_config(config, overrides)
 
 
@@ -170,16 +189,26 @@ def _plan_branch(source: str, config: Config | None, overrides: Overrides, folde
 
 
 def _change_by_hand(
-    lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None
+    back_to: int | None,
+    lr_factor: float | None,
+    clip_norm: float | None,
+    skip_batches: tuple[int, int] | None,
+    reset: str | None,
 ) -> "ByHand | None":
     """Collect the changes by hand for the step at which the run goes on; None without any."""
-    if lr_factor is None and skip_batches is None and reset is None:
+    if all(option is None for option in (back_to, lr_factor, clip_norm, skip_batches, reset)):
         return None
     factor = 1.0 if lr_factor is None else lr_factor
     if not 0 < factor < math.inf:
         raise BadInput(f"--lr-factor={factor:g} must be finite and above zero; nearest: 0.7")
+    if clip_norm is not None and not 0 < clip_norm <= MOST_CLIP_NORM:
+        nearest = MOST_CLIP_NORM if clip_norm > 1 else 1
+        raise BadInput(
+            f"--clip-norm={clip_norm:g} must be above 0 and at most {MOST_CLIP_NORM:g}; nearest: {nearest:g}"
+        )
     if reset not in (None, "moments"):
         raise BadInput(f"reset={reset!r} is not something to begin anew; known: moments")
-    from scalelab.train.single import ByHand
+    from scalelab.train.resume.by_hand import ByHand
 
-    return ByHand(factor, skip_batches and (skip_batches[0], skip_batches[1]), reset is not None)
+    batches = skip_batches and (skip_batches[0], skip_batches[1])
+    return ByHand(factor, batches, reset is not None, clip_norm, back_to)

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots
 from scalelab.optim import schedules
 from scalelab.train.step.gradients import document_ends
+from scalelab.train.step.state import model_variables
 from scalelab.train.step.update.curvature import hessian_product
 
 LANCZOS_STEPS = 12  # Hessian products; the largest eigenvalue of a network stands apart and is reached within some ten
@@ -23,11 +24,11 @@ PLAIN = ("sgd",)
 
 def probe_sharpness(subject: Subject) -> dict[str, float]:
     """`sharpness` of the loss of BATCHES batches, preconditioned under Adam, `sharpness_lr` times the LR of that step,
-    and `sharpness_limit`, where the optimizer becomes unstable; {} for other optimizers, and on pipelines.
+    and `sharpness_limit`, where the optimizer becomes unstable; {} for others, on pipelines, and with variables.
     """
     static, name, h = subject.static, subject.static.optim.name, subject.h
     roots = jax.tree.map(jnp.ones_like, subject.params) if name in PLAIN else adam_roots(subject)
-    if static.layout.stage > 1 or roots is None:
+    if static.layout.stage > 1 or roots is None or model_variables(subject.state):
         return {}
     limit = 2.0
     if name in ADAMS:

@@ -1,6 +1,7 @@
 """The subject of the probes: a run at a saved step, on one device."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,9 @@ from scalelab.config import Layout, Static
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
+from scalelab.model.attention.documents import Batch
+from scalelab.model.declare import with_variables
+from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
 from scalelab.record import records
@@ -20,8 +24,9 @@ from scalelab.train.resume import handover
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.feed import DataShift
 from scalelab.train.step import program
-from scalelab.train.step.gradients import compute_gradients, document_ends
-from scalelab.train.step.state import TrainState
+from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
+from scalelab.train.step.state import TrainState, model_variables
+from scalelab.train.step.step import train_step
 
 ADAMS = ("adam", "adamw")
 
@@ -41,6 +46,11 @@ class Subject(NamedTuple):
     def params(self) -> Any:
         """The parameters in fp32."""
         return upcast(self.state.params, POLICIES[self.static.precision].parameters)
+
+    @property
+    def weights(self) -> Any:
+        """The parameters in fp32, and the model's variables in their places."""
+        return with_variables(self.params, model_variables(self.state))
 
     def batch(self, step: int) -> jax.Array:
         """Read the batch [B, S+1] that `step` (from 0) takes."""
@@ -74,7 +84,14 @@ def batch_gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
     """Compute the gradient of the batch's mean loss."""
     ends = document_ends(static, subject.h)
     z_loss = subject.h.train.z_loss
-    of = jax.jit(lambda params: compute_gradients(static, params, subject.tokens, z_loss, scale, ends)[1])
+    loss_scale = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
+    variables = model_variables(subject.state)
+
+    @jax.jit
+    def of(params: Any) -> Any:
+        inputs = pass_inputs(static, params, z_loss, loss_scale, variables)
+        return scaled_gradients(static, inputs, Batch(subject.tokens, ends))[1]
+
     return of(subject.params)
 
 
@@ -92,3 +109,9 @@ def adam_roots(subject: Subject) -> Any:
     correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
     eps = subject.h.optim.eps
     return jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + eps) ** -0.5, second.nu)
+
+
+@functools.cache
+def compile_step(static: Static) -> Any:
+    """The trained step, compiled once for all probes that take one."""
+    return jax.jit(functools.partial(train_step, static))

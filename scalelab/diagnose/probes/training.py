@@ -10,6 +10,7 @@ import optax
 from scalelab.config import replace_hparams
 from scalelab.diagnose.probes.subject import Subject, batch_gradients, find_second_moments
 from scalelab.model.declare import named_leaves
+from scalelab.model.stacks import is_stack
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.precision.policy import POLICIES
 
@@ -66,7 +67,10 @@ def probe_optimizer(subject: Subject) -> dict[str, float]:
 
 
 def probe_moments(subject: Subject) -> dict[str, float]:
-    """`gradient_over_v`: RMS of the gradient over the RMS of sqrt(v); `eps_share`: share of sqrt(v_hat) below eps."""
+    """`gradient_over_v`: RMS of the gradient over the RMS of sqrt(v); `eps_share`: share of sqrt(v_hat) below eps.
+
+    The share is that of the blocks: rows of tokens that hardly occur have small moments at any eps.
+    """
     second = find_second_moments(subject.state.opt_state)
     if second is None:
         return {}
@@ -76,9 +80,10 @@ def probe_moments(subject: Subject) -> dict[str, float]:
     rms_g = clip * optax.tree.norm(grads) / total**0.5
     rms_v = jnp.sqrt(sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in v) / total)
     correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
-    used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient at any eps
+    blocks = [leaf for name, leaf in named_leaves(second.nu).items() if is_stack(name.partition(".")[0])]
+    used = sum(jnp.sum(leaf > 0) for leaf in blocks)
     eps = subject.h.optim.eps
     small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < eps)  # noqa: E731
-    below = sum(jnp.sum(small(leaf)) for leaf in v)
+    below = sum(jnp.sum(small(leaf)) for leaf in blocks)
     ratio = float(rms_g / jnp.maximum(rms_v / jnp.sqrt(correction), 1e-30))
     return {"gradient_over_v": ratio, "eps_share": float(below / jnp.maximum(used, 1))}

@@ -1,30 +1,33 @@
-"""Find the batches of a window that bring a spike, by bisection: halves of the window are left out in turn."""
+"""Find the batches of a window that bring a spike, by bisection from both of its ends."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # sets of left-out batches -> whether each cures
+Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # sets of left-out batches -> whether no peak remains
 
 
 class Culprits(NamedTuple):
-    """The smallest set of batches whose absence cures; () if leaving out all does not. `rounds`: of bisection."""
+    """The shortest stretch of batches whose absence leaves no peak; () if leaving out all of them does not.
+
+    `rounds`: of bisection.
+    """
 
     steps: tuple[int, ...]
     rounds: int
 
 
 def find_culprits(steps: Sequence[int], works: Works) -> Culprits:
-    """Bisect the batches of `steps` (as logged, in order): call `works` on both halves of the remaining set. If neither
-    half alone cures, both hold a culprit, and the search ends with the present set.
+    """Bisect the batches of `steps` (as logged, in order) for the last start and the first end of a stretch that must
+    be left out whole. Both are searched at once: `works` is called on two sets a round, and on all of `steps` first.
     """
-    rounds, left = 1, list(steps)
-    if not works([frozenset(left)])[0]:
+    rounds, steps = 1, list(steps)
+    if not works([frozenset(steps)])[0]:
         return Culprits((), rounds)
-    while len(left) > 1:
-        halves = [left[: len(left) // 2], left[len(left) // 2 :]]
+    # Leaving out steps[start:] works for start = low, and not for high; steps[:end] likewise from the other side.
+    start, end = [0, len(steps)], [0, len(steps)]
+    while start[1] - start[0] > 1 or end[1] - end[0] > 1:
+        middle = [sum(start) // 2, (sum(end) + 1) // 2]
         rounds += 1
-        cures = works([frozenset(half) for half in halves])
-        if not any(cures):
-            break
-        left = halves[cures.index(True)]
-    return Culprits(tuple(left), rounds)
+        tail, head = works([frozenset(steps[middle[0] :]), frozenset(steps[: middle[1]])])
+        start[0 if tail else 1], end[1 if head else 0] = middle
+    return Culprits(tuple(steps[start[0] : end[1]]), rounds)

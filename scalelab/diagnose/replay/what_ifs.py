@@ -25,8 +25,8 @@ MOST = 64  # what-ifs at once
 class WhatIf(NamedTuple):
     """One what-if. `overrides`: config keys; `lr_factor`: times the scheduled LR; `skip`: batches never taken.
 
-    `reset_moments`: whether the optimizer starts fresh, with the weights kept; `detector`: of a guard that skips
-    outliers, or "" for the run's own guard.
+    `reset_moments`: whether the optimizer starts fresh, with the weights kept, and the LR warms up again; `detector`:
+    of a guard that skips outliers, or "" for the run's own guard; `clip_norm`: of gradients, None for the run's own.
     """
 
     name: str
@@ -35,6 +35,7 @@ class WhatIf(NamedTuple):
     skip: frozenset[int] = frozenset()
     reset_moments: bool = False
     detector: str = ""
+    clip_norm: float | None = None
 
 
 ORIGINAL = WhatIf("original", {})
@@ -76,33 +77,35 @@ def _key(key: str) -> str:
 
 
 def _what_if(chosen: dict[str, str]) -> WhatIf:
-    overrides, factor, skip, reset, detector, names = {}, 1.0, frozenset[int](), False, "", []
+    overrides, names, one = dict[str, str](), [], ORIGINAL
     for key, value in chosen.items():
         if key in WORDS and value not in WORDS[key]:
             raise BadInput(f"--what-if: {key}={value}; it is one of {', '.join(WORDS[key])}")
         if key == LR:
-            factor = _factor(value)
+            one = one._replace(lr_factor=_number(LR, value, 100, "factor", ".7"))
+        elif key in (CLIP, CLIP_KEY):
+            one = one._replace(clip_norm=_number(CLIP, value, 1e9, "norm", "1"))
         elif key == SKIP:
-            skip = _steps(value)
+            one = one._replace(skip=_steps(value))
         elif key == MOMENTS:
-            reset = value == "reset"
+            one = one._replace(reset_moments=value == "reset")
         elif key == GUARD:
-            detector = value
+            one = one._replace(detector=value)
         else:
-            overrides[CLIP_KEY if key == CLIP else key] = value
-        if not ((key == MOMENTS and not reset) or (key == LR and factor == 1.0)):
+            overrides[key] = value
+        if not ((key == MOMENTS and not one.reset_moments) or (key == LR and one.lr_factor == 1.0)):
             names.append(f"{key}={value}")
-    return WhatIf(" ".join(names), overrides, factor, skip, reset, detector)
+    return one._replace(name=" ".join(names), overrides=overrides)
 
 
-def _factor(text: str) -> float:
+def _number(key: str, text: str, most: float, what: str, usual: str) -> float:
     try:
-        factor = float(text)
+        number = float(text)
     except ValueError as error:
-        raise BadInput(f"--what-if: lr*={text} is not a number; .7 is usual") from error
-    if not 0 < factor <= 100:
-        raise BadInput(f"--what-if: lr*={text} is not a factor above 0 and at most 100; .7 is usual")
-    return factor
+        raise BadInput(f"--what-if: {key}={text} is not a number; {usual} is usual") from error
+    if not 0 < number <= most:
+        raise BadInput(f"--what-if: {key}={text} is not a {what} above 0 and at most {most:g}; {usual} is usual")
+    return number
 
 
 def _steps(text: str) -> frozenset[int]:

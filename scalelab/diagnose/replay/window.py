@@ -6,7 +6,7 @@ another kind of guard need a second program. On a CPU trials run in turn, with t
 
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,21 +18,19 @@ from scalelab import config as config_lib
 from scalelab.data.dataset import Dataset
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.errors import BadInput
-from scalelab.optim.registry import find_optimizer
-from scalelab.precision.policy import POLICIES
-from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage.extend import planned_config
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import handover
+from scalelab.train.resume.change import Change, apply_change, refuse_reset
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step import program
 from scalelab.train.step.guard import GuardState
-from scalelab.train.step.state import TrainState, state_from_params
+from scalelab.train.step.state import TrainState
 
 OUTPUTS = ("train_loss", "grad_norm", "update_norm", "lr", "skipped")  # per-step outputs that a replay returns
 Curves = dict[str, np.ndarray]  # output -> [n], of the steps after the checkpoint
@@ -89,14 +87,16 @@ def replay(
     last: int,
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    moved: tuple[int, int] = (0, 0),
 ) -> dict[str, Curves]:
     """Train the steps after `origin.step` up to `last`: {name of a what-if: its curves}, `ORIGINAL` first if asked for.
 
-    Ends early, with shorter curves, if `stop` becomes true. BadInput if a value is refused.
+    `moved`: (step, n), after that step the batches are those that come n later. Ends early, with shorter curves, if
+    `stop` becomes true. BadInput if a value is refused.
     """
     curves: dict[str, Curves] = {}
     for group in _groups(what_ifs):
-        curves |= _replay_group(origin, group, last, progress, stop)
+        curves |= _replay_group(origin, group, last, progress, stop, moved)
     return {one.name: curves[one.name] for one in what_ifs}
 
 
@@ -104,10 +104,8 @@ def check_what_ifs(origin: Origin, what_ifs: Sequence[WhatIf]) -> None:
     """Raise BadInput if the run can't be trained under one of the what-ifs."""
     for one in what_ifs:
         _changed(origin.config, one)
-        if one.reset_moments and find_optimizer(origin.config.optim.name).evaluated is not None:
-            raise BadInput(
-                f"moments=reset: {origin.config.optim.name} keeps its averaged weights in its state: they would be lost"
-            )
+        if one.reset_moments:
+            refuse_reset(origin.config.optim.name, "moments=reset")
 
 
 def _groups(what_ifs: Sequence[WhatIf]) -> Iterator[list[WhatIf]]:
@@ -117,7 +115,12 @@ def _groups(what_ifs: Sequence[WhatIf]) -> Iterator[list[WhatIf]]:
 
 
 def _replay_group(
-    origin: Origin, what_ifs: Sequence[WhatIf], last: int, progress: Progress, stop: Callable[[], bool]
+    origin: Origin,
+    what_ifs: Sequence[WhatIf],
+    last: int,
+    progress: Progress,
+    stop: Callable[[], bool],
+    moved: tuple[int, int],
 ) -> dict[str, Curves]:
     specs = [make_train_spec(_changed(origin.config, one), origin.dataset.hparams) for one in what_ifs]
     static, mode = specs[0].static, program.resolve_packing(origin.config.sweep.pack)
@@ -127,7 +130,7 @@ def _replay_group(
     restored = _restore(origin, static, specs[0].hparams)
     states = trials.join([_begun(restored, one, spec, detector) for one, spec in zip(what_ifs, specs, strict=True)])
     batches = make_train_batches(origin.config, origin.dataset)
-    orders = [_batch_numbers(restored, one, origin.step, last) for one in what_ifs]
+    orders = [_batch_numbers(restored, one, origin.step, last, moved) for one in what_ifs]
     k, logs = min(origin.config.train.steps_per_dispatch, origin.config.train.steps), []
     for done in range(0, last - origin.step, k):
         n = min(k, last - origin.step - done)
@@ -175,31 +178,34 @@ def _begun(restored: TrainState, one: WhatIf, spec: Any, detector: str) -> Train
     """Copy the state with the what-if's changes: trials must not share buffers that a step donates."""
     state = jax.tree.map(jnp.copy, restored)
     assert isinstance(state.guard, GuardState)
-    memory = state.guard._replace(lr_factor=state.guard.lr_factor * one.lr_factor)
     if one.detector and one.detector != detector:  # one detector's window holds values, the other's their logarithms
-        memory = memory._replace(window=(jnp.exp if one.detector == "sigma" else jnp.log)(memory.window))
-    state = state._replace(guard=memory)
-    if one.reset_moments:
-        state = state._replace(opt_state=_fresh_moments(state, spec))
-    return state
+        window = (jnp.exp if one.detector == "sigma" else jnp.log)(state.guard.window)
+        state = state._replace(guard=state.guard._replace(window=window))
+    change = Change(one.lr_factor, reset=one.reset_moments, clip_norm=one.clip_norm)
+    return state if change == Change() else apply_change(state, spec, change)
 
 
-def _fresh_moments(state: TrainState, spec: Any) -> Any:
-    """Make the optimizer's initial state on these weights."""
-    policy = POLICIES[spec.static.precision]
-    fresh = state_from_params(spec.static, spec.hparams, upcast(state.params, policy.parameters)).opt_state
-    fresh = cast_for_storage(fresh, policy.moments)
-    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), fresh, state.opt_state)
-
-
-def _batch_numbers(restored: TrainState, one: WhatIf, start: int, last: int) -> list[int]:
+def _batch_numbers(
+    restored: TrainState, one: WhatIf, start: int, last: int, moved: tuple[int, int] = (0, 0)
+) -> list[int]:
     """Number the batches of the steps after `start`, and a few more, without those in `skip`. The step logged as s
-    takes batch s - 1, plus the number of batches that the guard has skipped before.
+    takes batch s - 1, plus the number of batches that the guard has skipped before. `moved` as in `replay`.
     """
     shift = DataShift.of(restored.guard)
     passed = {shift.number(step - 1) for step in one.skip}
     enough = 2 * (last - start) + len(passed)  # more numbers, which fill the last dispatch
-    return [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
+    numbers = [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
+    return [n + moved[1] * (start + i >= moved[0]) for i, n in enumerate(numbers)]
+
+
+def batch_numbers(origin: Origin, steps: Collection[int]) -> list[int]:
+    """The numbers of the batches of these steps, as logged, after what the guard had skipped at the checkpoint."""
+    facts = manifest.read_manifest(origin.checkpoints.folder / str(origin.step))["facts"][origin.name]
+    shift = DataShift()
+    if facts.get("rewinds") or facts.get("changes_by_hand"):
+        spec = make_train_spec(_changed(origin.config, ORIGINAL), origin.dataset.hparams)
+        shift = DataShift.of(_restore(origin, spec.static, spec.hparams).guard)
+    return [shift.number(step - 1) for step in steps]
 
 
 def _chunk(batches: Any, numbers: Sequence[int], k: int, rows: Any) -> np.ndarray:

@@ -116,8 +116,9 @@ def _state_bytes(static: Static) -> dict[str, int]:
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     if copies := gathered_bytes(static) + slot_bytes(static):
         parts["copies"] = copies
-    parts |= {"average": by_part["ema"]} if static.ema else {}
-    return parts | ({"variables": by_part["variables"]} if by_part["variables"] else {})
+    more = {"average": by_part["ema"], "variables": by_part["variables"]}
+    more |= {"kept state": sum(by_part.values()) if static.guard.rerun else 0}
+    return parts | {name: size for name, size in more.items() if size}
 
 
 def gathered_bytes(static: Static) -> int:

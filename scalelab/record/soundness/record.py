@@ -109,7 +109,8 @@ def _describe_false_rate(record: Mapping[str, Any]) -> str:
 
 def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     per_token, flops = record.get("flops_per_token", {}), record.get("flops", {})
-    rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then includes abandoned steps
+    # C includes abandoned steps, of the guard's rewinds and of those by hand
+    rewinds = config.get("guard", {}).get("policy") == "rewind" or record.get("rewinds")
     if _has_several_stretches(config, record) or "tokens" not in record:
         return ""
     for name, value in per_token.items():

@@ -24,7 +24,7 @@ from scalelab.parallel.processes import broadcast_from_first, gather_lists
 from scalelab.record import records
 from scalelab.record.jsonfiles import RETRY_WAITS_S, is_transient
 from scalelab.train.checkpoints import copies, hashes, manifest
-from scalelab.train.checkpoints.leaves import check_same_leaves
+from scalelab.train.checkpoints.leaves import as_saved, check_same_leaves, upgrade_states
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.checkpoints.plain_path import plain_path
 from scalelab.train.checkpoints.restore import hide_abandoned_reads, restore_arrays
@@ -107,7 +107,8 @@ class Checkpoints:
         start, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         self.failure = None
         unfinished = inspect_save(step, draft, states, self.logs, ledgers or {})
-        commit = threading.Thread(target=self._commit, args=(unfinished,), name="commit")
+        facts = {name: dict(each) for name, each in self.facts.items()}  # as they are now: the run goes on
+        commit = threading.Thread(target=self._commit, args=(unfinished, facts), name="commit")
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
                 broadcast_from_first(lambda: manifest.prepare_draft(draft, self.warn))
@@ -122,7 +123,7 @@ class Checkpoints:
         self.commit = commit
         commit.start()
 
-    def _commit(self, save: UnfinishedSave) -> None:
+    def _commit(self, save: UnfinishedSave, facts: Mapping[str, Facts]) -> None:
         """Finish a save in the background: when it returns without a failure, the step is committed."""
         process, processes, draft = jax.process_index(), jax.process_count(), save.draft
         try:
@@ -134,9 +135,9 @@ class Checkpoints:
                 hashes.hash_own_share(draft, process)
                 return
             self.difference = copies.describe_difference(save.copied)
-            findings = save.findings(self.folder, self.difference)
+            findings = save.findings(self.folder, self.difference, facts)
             files = hashes.hash_with_others(draft, manifest.list_step_files(draft), processes)
-            manifest.write_manifest(draft, save.step, files, save.tree, save.add_ledgers(self.facts), **findings)
+            manifest.write_manifest(draft, save.step, files, save.tree, save.add_ledgers(facts), **findings)
             for log in self.logs:
                 records.sync_to_disk(log)
             manifest.rename_with_retry(draft, self.folder / str(save.step))
@@ -266,8 +267,10 @@ class Checkpoints:
         differences. The bytes are not checked here but in `load`.
         """
         place = self.folder / str(step)
-        check_same_leaves(str(place), manifest.read_manifest(place)["tree"], like)
-        return restore_arrays(self.orbax, self.orbax_folder / str(step) / "state", like)
+        tree = manifest.read_manifest(place)["tree"]
+        like = as_saved(tree, like)
+        check_same_leaves(str(place), tree, like)
+        return upgrade_states(restore_arrays(self.orbax, self.orbax_folder / str(step) / "state", like), step)
 
     def close(self) -> None:
         """Wait for a running save; a failed one raises SaveFailed here at the latest."""

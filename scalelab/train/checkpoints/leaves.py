@@ -7,6 +7,9 @@ import numpy as np
 
 from scalelab.errors import BadInput
 from scalelab.model.declare import named_leaves
+from scalelab.train.step.memory import GuardState, former_shapes, upgrade_memory
+
+GUARD = "guard"  # the field of a state that former versions saved in another form
 
 
 def describe_leaves(states: Any) -> dict[str, str]:
@@ -27,3 +30,35 @@ def check_same_leaves(where: str, saved: Mapping[str, str], like: Mapping[str, A
     ]
     if lines:
         raise BadInput(f"{where} holds other arrays:\n  " + "\n  ".join(lines))
+
+
+def as_saved(saved: Mapping[str, str], like: Mapping[str, Any]) -> dict[str, Any]:
+    """`like` with guard memories in the form in which `saved` (as from `describe_leaves`) holds them."""
+    states = {}
+    for name, state in like.items():
+        memory = _memory_of(state)
+        if isinstance(memory, GuardState):
+            former = former_shapes(memory)
+            counts = f"{name}.{GUARD}.counts"
+            if saved.get(counts) == describe_leaves({name: {GUARD: former}})[counts]:
+                state = _with_memory(state, former)
+        states[name] = state
+    return states
+
+
+def upgrade_states(states: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """States restored from `step`, with guard memories of former versions in today's form."""
+    upgraded = {}
+    for name, state in states.items():
+        memory = _memory_of(state)
+        is_memory = isinstance(memory, GuardState)
+        upgraded[name] = _with_memory(state, upgrade_memory(memory, step)) if is_memory else state
+    return upgraded
+
+
+def _memory_of(state: Any) -> Any:
+    return state.get(GUARD) if isinstance(state, dict) else getattr(state, GUARD, None)
+
+
+def _with_memory(state: Any, memory: GuardState) -> Any:
+    return state | {GUARD: memory} if isinstance(state, dict) else state._replace(guard=memory)

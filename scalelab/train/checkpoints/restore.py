@@ -42,3 +42,17 @@ def hide_abandoned_reads() -> Iterator[None]:
     sys.unraisablehook = hook
     yield
     sys.unraisablehook = shown
+
+
+def read_arrays(place: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays at `place` by dotted name (`run.params.embed.w`), in host memory, whatever program saved them."""
+    leaves = jax.tree_util.tree_leaves_with_path(read_tree(place))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def read_tree(place: pathlib.Path) -> Any:
+    """The tree of arrays at `place`, in host memory; tuples that were saved come back as lists or dicts."""
+    with hide_abandoned_reads(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        saved = orbax.metadata(place.absolute())
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved.item_metadata.tree)
+        return orbax.restore(place.absolute(), args=ocp.args.PyTreeRestore(restore_args=plain))

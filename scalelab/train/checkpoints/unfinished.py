@@ -1,12 +1,11 @@
 """A save that has started: what its background thread writes into the manifest, without the live states."""
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import jax
 
 from scalelab.train.checkpoints import copies, health
 from scalelab.train.checkpoints import logs as log_lengths
@@ -25,16 +24,19 @@ class UnfinishedSave:
     step: int
     draft: pathlib.Path
     tree: dict[str, str]
-    inspections: dict[str, tuple[jax.Array, ...]]
+    inspections: dict[str, health.Inspection]
     copied: copies.Inspection
     sizes: dict[pathlib.Path, int]
     ledgers: Mapping[str, Facts]
 
-    def findings(self, folder: pathlib.Path, difference: str) -> Facts:
+    def findings(self, folder: pathlib.Path, difference: str, facts: Mapping[str, Facts]) -> Facts:
         """Time, health and logs for the manifest of a step in `folder`; `difference` is that of the copies."""
+        ceilings = {
+            name: math.log(each["config"]["model"]["vocab_size"]) for name, each in facts.items() if "config" in each
+        }
         return {
             "time": time.time(),
-            "health": health.health_verdicts(self.inspections, difference),
+            "health": health.health_verdicts(self.inspections, difference, ceilings),
             "logs": log_lengths.hash_log_prefixes(folder, self.sizes),
         }
 

@@ -139,14 +139,14 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
     )
 
 
-def last_checkpoint_facts(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
-    """(step, facts) of a run's last checkpoint; None where there is none, or where it is damaged: loading it will
-    say so.
+def last_checkpoint_facts(folder: pathlib.Path, at: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    """(step, facts) of a run's last checkpoint, or that of step `at`; None where there is none, or where it is
+    damaged: loading it will say so.
     """
     saved = manifest.find_saved_steps(folder)
     if not saved:
         return None
-    step = max(saved)
+    step = max(saved) if at is None else at
     place, name = saved[step]
     try:
         return step, manifest.read_manifest(place / str(step))["facts"][name]

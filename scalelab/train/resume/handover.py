@@ -21,7 +21,7 @@ from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
-from scalelab.train.checkpoints.leaves import describe_leaves
+from scalelab.train.checkpoints.leaves import as_saved, describe_leaves
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
@@ -104,7 +104,7 @@ def select_restorable_fields(
     Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `complete_state` adds
     the rest.
     """
-    trees = manifest["tree"], describe_leaves({name: like})
+    trees = manifest["tree"], describe_leaves(as_saved(manifest["tree"], {name: like}))
 
     def saved_alike(field: str) -> bool:
         prefix = f"{name}.{field}."

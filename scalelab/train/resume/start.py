@@ -137,6 +137,7 @@ def _restored_state(
     for name_of_fact in ("alarms", "rewinds", "changes_by_hand"):
         run.facts.pop(name_of_fact, None)
         run.facts |= {name_of_fact: saved[name_of_fact]} if name_of_fact in saved else {}
+    run.record |= {key: saved[key] for key in ("changes_by_hand",) if key in saved}
     run.changed |= diff_facts(saved, run.facts)
     run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
     if len(run.facts["mixed"]) > len(saved.get("mixed", {})):

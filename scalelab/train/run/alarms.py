@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.config.choices import GUARD_POLICIES
+from scalelab.config.choices import DETECTORS, GUARD_POLICIES
+from scalelab.numbers.forecast import FORECAST_STEPS, forecast_sigmas
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records
 from scalelab.train.run.feed import GuardMemory
@@ -34,6 +35,7 @@ MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
 MOST_ROWS = 8  # sequences of a flagged batch that an event names
 DONE = {"skip": "skipped", "clip": "clipped to the window's median norm",
         "skip_micro_batch": "the step is the mean of the others"}  # fmt: skip
+STALE = 64  # steps after which a flag is no longer the beginning of a divergence
 UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
          "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
 
@@ -45,6 +47,7 @@ class Call(NamedTuple):
     why: str
     first_flag: int
     last_flag: int
+    early: int = 0  # early flags so far, each of which has lowered the LR
 
 
 def rising_steps(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -86,22 +89,28 @@ class Alarms:
     ) -> None:
         self.run, self.describe_rows = run, describe_rows
         self.call: Call | None = None
-        self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
+        self.facts: dict[str, Any] = {"risen_since": None, "climbed": None, "early": 0} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
         self.policy, self.events = GUARD_POLICIES[run.spec.static.guard.policy], 0
         if isinstance(memory, guard.GuardState):
             counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
             self.base_step = counts.base_step
-            self.recent = np.roll(gather_to_host(memory.recent), -(step % RECENT))  # oldest first
+            self.recent = gather_to_host(memory.recent)  # oldest first
             self.logged = _logged_norms(run, step)
+
+    def sigmas(self, losses: np.ndarray) -> np.ndarray:
+        """`forecast_sigmas` of the losses that are read next."""
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        return forecast_sigmas(np.concatenate([self.recent[-FORECAST_STEPS:], finite]))
 
     def read(self, step: int, n: int, metrics: Mapping[str, Any]) -> None:
         """Raise the alarms of the `n` steps after `step` from their metrics [n]."""
         if not self.on:
             return
+        self.facts = dict(self.facts)  # a save that is underway has those from before
         report = incident.Report(*np.asarray(metrics[guard.GUARD])[:n].T)
         self._flags(step, report, metrics)
-        self._shapes(step, report)
+        self._shapes(step, report, np.asarray(metrics["train_loss"])[:n])
         for i in np.flatnonzero(report.restarted):
             self.base_step = step + int(i)
         self._risen(step, np.asarray(metrics["train_loss"])[:n], report)
@@ -121,12 +130,15 @@ class Alarms:
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
         for i, j in itertools.pairwise(edges):
             signal, action = SIGNALS[int(report.signal[i])], guard.ACTIONS[int(report.action[i])]
+            self.facts["early"] += (j - i) * (signal == "early")
             if signal in ("", "bad") and action != "skip_micro_batch":  # the reader notes a step that is not finite
                 continue
             self.events += 1
             if self.events > MOST_EVENTS:
                 continue
             steps = {"from": step + int(i) + 1, "to": step + int(j)}
+            if signal == "early" and action == "none":  # as many were skipped as may be
+                self._call(step + int(i) + 1, "early", report, int(i))
             if action == "skip_micro_batch":
                 self._left_out(step, report, i, steps)
             else:
@@ -139,6 +151,7 @@ class Alarms:
         text = UNITS[signal].format(report.value[at]) + f" above {report.threshold[at]:.4g}"
         sigmas = float(report.sigmas[at])
         text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
+        text += self._slower(signal)
         self._event(
             steps["from"],
             signal,
@@ -150,6 +163,10 @@ class Alarms:
             **steps,
             documents=self.documents(step, at, metrics),
         )
+
+    def _slower(self, signal: str) -> str:
+        is_slowed = signal == "early" and self.policy.acts and DETECTORS[self.run.spec.static.guard.detector].logs
+        return f"; each time LR and clip x {guard.SLOWER:g} from there on" if is_slowed else ""
 
     def _left_out(self, step: int, report: incident.Report, i: int, steps: Mapping) -> None:
         """The event of a stretch of steps taken without a micro-batch."""
@@ -188,30 +205,40 @@ class Alarms:
         """`describe_rows` of the first few, in the process that writes the logbook."""
         return self.describe_rows(step, rows[:MOST_ROWS], excerpts) if is_first_process() else []
 
-    def _shapes(self, step: int, report: incident.Report) -> None:
+    def _shapes(self, step: int, report: incident.Report, losses: np.ndarray) -> None:
         """An event where an incident shows its shape; those that do not pass call for more than a skip."""
         for i in np.flatnonzero(report.shape):
             shape, at = SHAPES[int(report.shape[i])], step + int(i) + 1
-            self._event(at, shape, f"the incident is {shape}")
-            if shape in ("benign", "slow"):
+            if shape == "new_level":
+                self._new_level(at, np.append(self.recent, losses[: i + 1]))
+            else:
+                self._event(at, shape, f"the incident is {shape}")
+            if shape in ("benign", "slow", "new_level"):
                 self.events = 0
             else:
                 self._call(at, shape, report, int(i))
+
+    def _new_level(self, at: int, losses: np.ndarray) -> None:
+        level = float(np.median(losses[-LAST:]))
+        self.facts["risen_since"] = None
+        text = f"the incident has ended in a new level: median {level:.4g} nats over {LAST} steps"
+        self._event(at, "new_level", f"{text}; steps from here on are judged by it", value=level)
 
     def _call(self, step: int, why: str, report: incident.Report, i: int) -> None:
         """Remember the first reason to do more than skip; a run that skips and has diverged ends."""
         if self.policy.rewinds and self.call is None:
             first, last = int(report.first_flag[i]), int(report.last_flag[i])
             since = self.facts["risen_since"]
-            flagged = first >= 0 and (why != "diverged" or since is None or first < since)
-            self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
+            is_recent = step - last <= STALE and (since is None or first < since)
+            flagged = first >= 0 and (why != "diverged" or is_recent)
+            steps = (first, last) if flagged else ((since or step) - LAST, step - 1)
+            self.call = Call(step, why, *steps, self.facts["early"])
         if self.policy.acts and not self.policy.rewinds and why == "diverged":
-            self.run.diverge(
-                step, "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
-            )
+            why = "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
+            self.run.diverge(step, why, by_guard=True)
 
     def _risen(self, step: int, losses: np.ndarray, report: incident.Report) -> None:
-        series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])
+        series = np.concatenate([self.recent, np.where(np.isfinite(losses) & (losses > 0), losses, np.inf)])
         self.recent = series[-RECENT:]
         judged = np.arange(step, step + len(losses)) + 1 - self.base_step >= RECENT
         if not judged.any():

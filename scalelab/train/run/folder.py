@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
-from scalelab.train.run.metrics import open_sinks, write_metric_lines
+from scalelab.train.run.trackers.alerts import make_listener
+from scalelab.train.run.trackers.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun
 
 Event = tuple[str, int | None, str, dict[str, Any]]  # kind, step, text, other fields
@@ -20,6 +21,7 @@ class RunFolder:
 
     path: pathlib.Path
     sinks: list[MetricSink] = dataclasses.field(default_factory=list)
+    tell: Callable[[Mapping[str, Any]], None] = lambda _: None  # given each event that is written
     waiting: list[Event] | None = dataclasses.field(default_factory=list)  # events before `begin`; None: after it
 
     def begin(self) -> list[Event]:
@@ -33,6 +35,7 @@ class RunFolder:
             self.waiting.append((kind, step, text, fields))
         elif is_first_process():
             records.write_event(self.path, kind, step, text, **fields)
+            self.tell({"step": step, "kind": kind, "text": text} | fields)
 
     def write_lines(self, lines: list[dict], layers: Sequence[dict] = ()) -> None:
         """Append lines to metrics and layers, and mirror them."""
@@ -56,6 +59,7 @@ class RunFolder:
 
         def open_in_first() -> None:
             self.sinks = open_sinks(run, report)
+            self.tell = make_listener(self.path.name, self.sinks, report)
 
         broadcast_from_first(open_in_first)
 

@@ -22,6 +22,7 @@ from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.feed import Feed, GuardMemory
 from scalelab.train.run.reader import MetricReader
+from scalelab.train.run.rerun import Rerun, Taken, copy_states
 from scalelab.train.run.run import Run
 from scalelab.train.run.session import Progress, Saver, Session
 from scalelab.train.run.trackers.sinks import SinkReport
@@ -87,6 +88,8 @@ def train_runs(
                 _evaluate(parts, states, step)  # its evaluation was lost
             if params and not start:  # the given weights are evaluated before the first step
                 _evaluate(parts, states, 0)
+            if not start and any(alarms.policy.rewinds for alarms in parts.alarms):
+                _save(parts, step, states, False)  # what a run that diverges before its first save goes back to
             step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(session.stop), until)
             return _finish(parts, start[0] if start else None, step, states, stopped, until)
         finally:
@@ -107,6 +110,7 @@ class _Parts(NamedTuple):
     checkpoints: Saver
     pulse: Pulse
     session: Session
+    rerun: Rerun | None  # guard.rerun
 
 
 def _prepare(
@@ -133,7 +137,8 @@ def _prepare(
         for i, (run, memory) in enumerate(zip(runs, memories, strict=True))
     ]
     reader = MetricReader(runs, feed, session.progress, pulse, alarms)
-    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session)
+    rerun = Rerun(runs, program) if runs[0].config.guard.rerun else None
+    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session, rerun)
 
 
 def _take_steps(
@@ -162,12 +167,15 @@ def _take_steps(
         if any(each.call for each in parts.alarms):
             break
         if due:
-            pulse.enter("save", step)
-            with pulse.timed("save"):
-                separate = parts.program.separate(states)
-                by_name = dict(zip(parts.names, separate, strict=True))
-                parts.checkpoints.save(step, by_name, last or stopped, _ledgers(parts, step))
+            _save(parts, step, states, last or stopped)
     return step, states, stopped
+
+
+def _save(parts: _Parts, step: int, states: Any, last: bool) -> None:
+    parts.pulse.enter("save", step)
+    with parts.pulse.timed("save"):
+        by_name = dict(zip(parts.names, parts.program.separate(states), strict=True))
+        parts.checkpoints.save(step, by_name, last, _ledgers(parts, step))
 
 
 def _ledgers(parts: _Parts, step: int) -> dict[str, dict[str, Any]]:
@@ -186,8 +194,11 @@ def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:
     pulse.enter("train", step)
     batches = feed.take(step, n)
     pulse.enter(reader.waits_for(), step + n)
+    before = copy_states(states) if parts.rerun else None
     with pulse.timed("dispatch" if pulse.seconds.get("compile") else "compile"):
         states, metrics = parts.program.advance(states, batches, n)
+    if parts.rerun:
+        states, metrics = parts.rerun.judge(before, batches, step, n, Taken(states, metrics))
     pulse.enter("train", step)
     with pulse.timed("data"):
         feed.prepare(step + n)

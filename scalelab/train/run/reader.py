@@ -18,6 +18,7 @@ from scalelab.train.step.metrics import LAYERS, as_number
 from scalelab.train.step.report.layers import DUE
 from scalelab.train.step.report.report import STEP_METRICS
 
+NO_TARGETS, TARGETS = "no_targets", "read/targets"  # the signal of a step without any, and the metric that counts them
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
 
@@ -59,6 +60,8 @@ class MetricReader:
         self.rates.append(rate)
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
+                if alarms.on:
+                    metrics = metrics | {"loss_sigmas": alarms.sigmas(metrics["train_loss"][:n])}
                 run.files.write_lines(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
                 alarms.read(step, n, metrics)
                 _note_skips(run, alarms, step, n, metrics)
@@ -113,11 +116,20 @@ def _layer_lines(step: int, n: int, metrics: dict[str, Any]) -> list[dict]:
 def _note_skips(run: Run, alarms: Alarms, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
     outliers = np.isin(np.asarray(metrics[GUARD])[:n, 0], OUTLIERS) if GUARD in metrics else False
     for i in np.flatnonzero((metrics["streak"][:n] > 0) & ~np.asarray(outliers)):
-        values = {name: metrics[key][i] for name, key in GUARDED_METRICS.items() if not np.isfinite(metrics[key][i])}
-        why = ", ".join(f"{name} {value}" for name, value in values.items())
-        text = f"not finite: {why or 'weight decay, beta1 or the update'}"
+        signal, text = _skip_reason(metrics, int(i))
         # Of several in a row the first.
         documents = {"documents": alarms.documents(step, int(i), metrics)} if metrics["streak"][i] == 1 else {}
-        run.event("skip", step + int(i) + 1, text, signal="bad", action="skip", **documents)
+        run.event("skip", step + int(i) + 1, text, signal=signal, action="skip", **documents)
     if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
-        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite update")
+        last = _skip_reason(metrics, int(np.argmax(metrics["streak"][:n])))
+        why = "without a target" if last[0] == NO_TARGETS else "without a finite update"
+        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row {why}")
+
+
+def _skip_reason(metrics: dict[str, np.ndarray], i: int) -> tuple[str, str]:
+    """(signal, text for the logbook) of the skipped step at index `i`."""
+    if TARGETS in metrics and not metrics[TARGETS][i]:
+        return NO_TARGETS, "no targets: the batch has no token to predict, so nothing is moved"
+    values = {name: metrics[key][i] for name, key in GUARDED_METRICS.items() if not np.isfinite(metrics[key][i])}
+    why = ", ".join(f"{name} {value}" for name, value in values.items())
+    return "bad", f"not finite: {why or 'weight decay, beta1 or the update'}"

@@ -17,7 +17,7 @@ from scalelab.train import ledger
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run.folder import RunFolder
-from scalelab.train.run.metrics import clip_share
+from scalelab.train.run.trackers.metrics import clip_share
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun, bind_tracker
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
@@ -79,6 +79,7 @@ class Run:
         for earlier_kind, at, text, fields in waiting:
             self.event(earlier_kind, at, text, **fields)
         self.record["determinism"] = run_determinism_note(self)
+        self.record.pop("ended_by", None)
         self.event(kind, step)
         # The last validation loss is that of the lines: the record may be older, if its process was killed.
         self.scored(self.files.drop_lines_after(step if kind == "resume" else -1))
@@ -109,10 +110,11 @@ class Run:
         self.val_loss = values.get("val_loss")
         self.by_source = {key: value for key, value in values.items() if "/" in key}
 
-    def diverge(self, step: int, why: str) -> None:
-        """Mark the run diverged, once."""
+    def diverge(self, step: int, why: str, by_guard: bool = False) -> None:
+        """Mark the run diverged, once; `by_guard`: its policy ended it."""
         if self.status == "running":
             self.status = "diverged"
+            self.record |= {"ended_by": "guard"} if by_guard else {}
             self.event("diverged", step, why)
 
     def stop_early(self, step: int, why: str) -> None:

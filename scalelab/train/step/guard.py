@@ -5,28 +5,54 @@ had never stopped. Signals of a step:
 
     bad            loss, gradient norm, LR, decay, beta1 or (of a user's optimizer) the update is not finite; or loss or
                    gradient of a micro-batch that the step was then taken without
-    loss, grad_norm   outliers: detector log: ln loss > mean + max(sigmas x std, 0.02), or ln norm > mean + sigmas x std
-                   and norm > 3 x the window's largest; sigma: value > mean + sigmas x std (OLMo-core: loss or norm)
-    early          before step 64: loss > first loss + 1
+    loss, grad_norm   outliers: detector log: ln loss > level + max(sigmas x noise, 0.02), or ln norm > level + sigmas x
+                   noise and norm > 3 x the window's largest; sigma: value > mean + sigmas x std (OLMo-core: either one)
+    early          before step 64, and while the window is too short to judge: loss > limit + max(1, limit / 10), where
+                   the limit is the lowest loss so far, but not below that of a uniform guess
     large_updates  before step 64: update norm > 0.1 x weight norm at 8 steps in a row (Adam, AdamW)
 
 Under `log` flagged values never enter the window; under `sigma` all finite ones do, as in OLMo-core. One NaN would
 blind either for the length of the window, so it enters neither. An incident begins with a flag and ends when the median
-of 8 losses is back within one standard deviation of the window's median (incident.py).
+of 8 losses is back within one standard deviation of the level before, or in a new level (incident.py).
+
+Where the guard acts, a flagged step is skipped. After ALIKE bursts of one or two steps, which passed by themselves, an
+outlier no higher than those is learnt from, clipped to the window's median norm: a rare source is hard each time.
+After an `early` step the LR and the clip are SLOWER times as large, for good.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from scalelab.config import Guard, Static, replace_hparams
 from scalelab.config.choices import DETECTORS, PARAMETRIZATIONS
-from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.states import policy_state
+from scalelab.train.step.memory import (  # noqa: F401 - the memory is part of the guard, and known by its name
+    BLOCK,
+    BLOCKS,
+    MOST_JUMPS,
+    RECENT,
+    TINY,
+    Counts,
+    GuardState,
+    Marks,
+    Window,
+    as_entered,
+    begin_window,
+    choose,
+    first_of,
+    init_guard,
+    median_norm,
+    read_window,
+    stack,
+    trend_length,
+)
 
 GUARD = "guard"  # the metric that is an array, an `incident.Report`: for the logbook, not for metrics.jsonl
 SIGNALS = ("", "bad", "loss", "grad_norm", "early", "large_updates")
@@ -34,63 +60,20 @@ ACTIONS = ("none", "skip", "clip", "skip_micro_batch")
 BAD, LOSS, NORM, EARLY, LARGE_UPDATES = range(1, len(SIGNALS))
 OUTLIERS = (LOSS, NORM)  # the signals on which the guard acts; what is bad is skipped without one, too
 
-TINY = 1e-30  # below it a loss or norm counts as this: the logarithm of zero would be no number
 LEAST_MARGIN = 0.02  # of ln loss: a window of equal losses must not flag the next digit
-LARGER = 3.0  # a gradient norm is an outlier only beyond so many times the window's largest
+LARGER = math.log(3.0)  # a gradient norm is an outlier only beyond so many times the window's largest
 EARLY_STEPS, EARLY_RISE, LARGE_RATIO, LARGE_IN_A_ROW = 64, 1.0, 0.1, 8
-RECENT = 288  # losses kept whatever they are: what the host's test of a lasting rise needs
-BLOCK, BLOCKS = 20, 500  # flags are counted by blocks of steps: 10,000 steps make the spike score
+EARLY_SHARE = 0.1  # of the limit: losses that begin at 40 nats scatter by more than one
+SLOWER, SLOWEST = 0.7, 0.04  # factor of LR and clip after an early step, and the least that is left of either
+LEVEL_ERRORS = 3.0  # standard errors of their mean, by which the level may be too low
+ALIKE, ALIKE_STEPS, ALIKE_MARGIN = 3, 2, 1.1  # such bursts, of so many steps; the next may be so many times as high
 BUDGET_BLOCKS, BUDGET, MOST_IN_A_ROW = 10, 10, 16  # 5 % of the last 200 steps, or so many in a row: no accidents
-FORECAST_STEPS, FORECAST_LEAST = 64, 16  # losses that the running forecast of the next one rests on
 REWARMUP_STEPS = 150  # of LR after the moments are reset (SPAM)
 LR_JUMP, LR_JUMP_FROM = (
     1.2,
     10,
 )  # an LR so many times the step before's is a restart; later than a warm-up's first steps
-MOST_JUMPS = 4  # of the data, ahead of a run at once
 ADAMS = ("adam", "adamw")
-
-
-class Counts(NamedTuple):
-    """Whole numbers of the memory, int32, stacked into one array. Steps are -1 where there is none."""
-
-    entered: Any = 0  # values that entered the window since the last known change
-    base_step: Any = 0  # step of that change
-    flagged: Any = 0
-    in_a_row: Any = 0  # flagged steps up to now
-    overflows: Any = 0  # of fp16: they lower the loss scale and are not flagged
-    first_flag: Any = -1  # of the incident that is open, or was last
-    last_flag: Any = -1
-    is_open: Any = 0
-    rises: Any = 0  # bursts of flags in a row, each with a higher loss than the one before
-    large: Any = 0  # large updates in a row
-    high: Any = 0  # losses in a row above that of a uniform guess
-    rewinds: Any = 0
-    rewarm_from: Any = -1  # step from which the LR is warmed up again
-
-
-class Marks(NamedTuple):
-    """Real numbers of the memory, fp32, stacked into one array."""
-
-    first_loss: Any = jnp.inf
-    base: Any = 0.0  # median of the window when the incident began, and its standard deviation
-    base_std: Any = 0.0
-    peak: Any = -jnp.inf  # largest loss of this burst of flags, and of the one before
-    peak_before: Any = jnp.inf
-
-
-class GuardState(NamedTuple):
-    """The guard's memory. The batch of step s is number s + `data_shift`; `lr_factor` and `clip_factor` scale both."""
-
-    window: jax.Array  # [2, W]: ln loss and ln gradient norm of accepted steps (detector sigma: the values)
-    recent: jax.Array  # [RECENT]: losses of the last steps, at step % RECENT; inf where not finite
-    blocks: jax.Array  # int32 [BLOCKS]: flagged steps by block
-    counts: jax.Array  # Counts, stacked
-    marks: jax.Array  # Marks, stacked
-    data_shift: jax.Array  # int32, batches
-    jumps: jax.Array  # int32 [MOST_JUMPS, 2]: (step, batches): from that step on data_shift is larger; -1: none
-    lr_factor: jax.Array
-    clip_factor: jax.Array
 
 
 class Signals(NamedTuple):
@@ -114,31 +97,25 @@ class Decision(NamedTuple):
     clip: jax.Array
     signal: jax.Array  # int32, of SIGNALS
     action: jax.Array  # int32, of ACTIONS
-    value: jax.Array  # loss or gradient norm, whichever was flagged, and what it was held to
-    threshold: jax.Array
-    sigmas: jax.Array  # standard deviations above the window's mean
+    held: (
+        jax.Array
+    )  # [3]: loss or gradient norm, whichever was flagged, what it was held to, and noises above the level
     restarted: jax.Array  # whether a known change begins a new window
-    left_out: jax.Array  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
+    left_out: Any  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
+    values: jax.Array  # [2]: loss and gradient norm as they would enter the window, and what they were held to
+    window: Window
+    lr: jax.Array | float = math.inf  # planned for this step
+    overflows: jax.Array | int = 0  # whether it is one of fp16, which lowers the loss scale
 
+    @property
+    def value(self) -> jax.Array:
+        """Loss or gradient norm, whichever was flagged."""
+        return self.held[..., 0]
 
-def init_guard(rule: Guard) -> Any:
-    """The memory of a run's first step; () if the guard is off."""
-    if not rule.watches:
-        return ()
-    one = jnp.ones((), jnp.float32)
-    return GuardState(
-        jnp.zeros((2, rule.window), jnp.float32), jnp.full(RECENT, jnp.inf, jnp.float32),
-        jnp.zeros(BLOCKS, jnp.int32), jnp.array(Counts(), jnp.int32), jnp.array(Marks(), jnp.float32),
-        jnp.zeros((), jnp.int32), jnp.full((MOST_JUMPS, 2), -1, jnp.int32), one, one,
-    )  # fmt: skip
-
-
-def begin_window(memory: Any, step: int) -> Any:
-    """The memory where a run goes on at `step` under another config: what is normal has to be learnt anew."""
-    if not isinstance(memory, GuardState):
-        return memory
-    counts = Counts(*memory.counts)._replace(entered=0, base_step=step, is_open=0)
-    return memory._replace(counts=jnp.stack([jnp.asarray(x, jnp.int32) for x in counts]))
+    @property
+    def threshold(self) -> jax.Array:
+        """What the value was held to."""
+        return self.held[..., 1]
 
 
 def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
@@ -165,29 +142,52 @@ def decide(
     this step in a known way, which begins a new window.
     """
     step, loss, grad_norm, finite, left_out = signals
-    counts, marks = Counts(*memory.counts), Marks(*memory.marks)
-    entered = jnp.where(restarted, 0, counts.entered)
-    values = jnp.stack([loss, grad_norm])
-    held = _hold_to_window(rule, memory.window, entered, values, h.guard.sigmas)
-    thresholds, sigmas, outliers = held
+    counts, limit, detector = Counts(*memory.counts), Marks(*memory.marks).limit, DETECTORS[rule.detector]
+    entered = counts.entered * ~jnp.asarray(restarted)
+    values, window = jnp.stack([loss, grad_norm]), read_window(rule, memory.window, entered)
+    entering = as_entered(rule, values)
+    above = entering - window.level
+    margin = _margins(rule, window, h.guard.sigmas)
     # OLMo-core counts the value at hand among those that it needs.
-    judged = finite & (entered >= h.guard.minimum - DETECTORS[rule.detector].outliers_enter)
-    early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
-    is_part = jnp.asarray(left_out[0]) > 0
-    cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early, is_part)
-    signal = jnp.select(cases, (BAD, LOSS, NORM, EARLY, BAD), 0).astype(jnp.int32)
-    outlier = (signal == LOSS) | (signal == NORM)
-    clips = outlier & rule.clips
-    skips = outlier & (rule.acts and not rule.clips) & ~_is_budget_spent(memory, step)
-    action = jnp.select((skips | ~finite, clips, is_part), (1, 2, 3), 0).astype(jnp.int32)
-    norm = signal == NORM
-    pick = lambda pair: jnp.where(norm, pair[1], pair[0])  # noqa: E731
-    threshold = jnp.where(signal == EARLY, marks.first_loss + EARLY_RISE, pick(thresholds))
-    clip = jnp.where(clips, _median_norm(rule, memory.window, entered), jnp.inf)
+    least = jnp.maximum(h.guard.minimum, trend_length(rule)) if detector.logs else h.guard.minimum - 1
+    is_judged = entered >= least
+    outliers = (above > margin) & (finite & is_judged)
+    limit += jnp.maximum(EARLY_RISE, EARLY_SHARE * limit)
+    is_start = (step < EARLY_STEPS) | ~is_judged if detector.logs else step < EARLY_STEPS
+    is_bad = ~finite if overflow is False else ~finite & ~jnp.asarray(overflow)
+    is_part = [jnp.asarray(left_out[0]) > 0] if rule.leaves_out else []
+    cases = [is_bad, *outliers, finite & is_start & (loss > limit), *is_part]
+    signal = first_of(cases, (BAD, LOSS, NORM, EARLY, BAD)[: len(cases)], 0)
+    clips, skips = _choose_action(rule, memory, step, signal, loss) if rule.acts else (None, None)
+    actions = [~finite] if skips is None else [skips | ~finite, clips]
+    action = first_of([*actions, *is_part], [*range(1, len(actions) + 1), *[3] * len(is_part)], 0)
+    threshold = jnp.exp(window.level + margin) if detector.logs else window.level + margin
+    threshold = choose(signal != EARLY, threshold, limit)
+    held = jnp.stack([values, threshold, above / jnp.maximum(window.noise, TINY)], axis=1)
+    accepted, clip = finite, jnp.float32(jnp.inf)
+    if clips is not None:
+        accepted, clip = finite & ~skips, choose(clips, median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
-        finite & ~skips, clip, signal, action, pick(values), threshold, pick(sigmas), jnp.asarray(restarted),
-        jnp.stack([jnp.asarray(x, jnp.int32) for x in left_out]),
+        accepted, clip, signal, action, choose(signal == NORM, held[1], held[0]), jnp.asarray(restarted),
+        stack(left_out, jnp.int32) if rule.leaves_out else np.array([0, -1], np.int32), entering, window,
     )  # fmt: skip
+
+
+def _choose_action(
+    rule: Guard, memory: GuardState, step: jax.Array, signal: jax.Array, loss: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Whether the step is clipped, and whether it is skipped, where the guard acts."""
+    counts, marks, logs = Counts(*memory.counts), Marks(*memory.marks), DETECTORS[rule.detector].logs
+    outlier = (signal == LOSS) | (signal == NORM)
+    if rule.clips:
+        clips = outlier
+    elif logs:
+        is_like_before = (counts.alike >= ALIKE) & (counts.in_a_row < ALIKE_STEPS)
+        clips = outlier & is_like_before & (loss <= ALIKE_MARGIN * marks.reach)
+    else:
+        clips = jnp.zeros((), bool)
+    skips = (outlier | (signal == EARLY)) if logs else outlier
+    return clips, skips & ~clips & ~_is_budget_spent(memory, step)
 
 
 def _is_budget_spent(memory: GuardState, step: jax.Array) -> jax.Array:
@@ -204,80 +204,40 @@ def may_leave_out(memory: GuardState, step: jax.Array) -> jax.Array:
 def decide_step(static: Static, state: Any, signals: Signals, planned: Hparams) -> Decision:
     """The decision on a step of a `TrainState`; `planned` are the schedules' numbers."""
     overflow = _is_overflow(static, state.precision, signals)
-    restarted = is_known_change(static, state.step, planned, planned.step.lr)
-    return decide(static.guard, state.guard, signals, overflow, restarted, planned)
+    restarted = is_known_change(static, state.step, Marks(*state.guard.marks).lr, planned.step.lr)
+    decision = decide(static.guard, state.guard, signals, overflow, restarted, planned)
+    if overflow is not False:
+        decision = decision._replace(overflows=overflow & (decision.signal == 0))
+    return decision._replace(lr=planned.step.lr)
 
 
 def clip_outlier(rule: Guard, now: Hparams, decision: Decision) -> Hparams:
     """The numbers `now` of an update under this decision."""
-    if not rule.clips:
+    if not rule.acts:
         return now
     return replace_hparams(now, {"optim.clip_norm": jnp.minimum(now.optim.clip_norm, decision.clip)})
 
 
-def _hold_to_window(
-    rule: Guard, window: jax.Array, entered: jax.Array, values: jax.Array, sigmas: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of loss and gradient norm, each [2]: threshold, standard deviations above the mean, whether outliers."""
-    x = as_entered(rule, values)
-    filled = (jnp.arange(rule.window) < entered)[None]
-    n = jnp.clip(entered, 2, rule.window).astype(jnp.float32)
-    mean = jnp.sum(jnp.where(filled, window, 0.0), axis=1) / n
-    std = jnp.sqrt(jnp.sum(jnp.where(filled, jnp.square(window - mean[:, None]), 0.0), axis=1) / (n - 1))
-    margin = sigmas * std
-    if DETECTORS[rule.detector].logs:
-        largest = jnp.max(jnp.where(filled[0], window[1], -jnp.inf))
-        margin = jnp.maximum(margin, jnp.stack([LEAST_MARGIN, largest - mean[1] + jnp.log(LARGER)]))
-    threshold = mean + margin
-    threshold = jnp.exp(threshold) if DETECTORS[rule.detector].logs else threshold
-    return threshold, (x - mean) / jnp.maximum(std, TINY), x - mean > margin
-
-
-def as_entered(rule: Guard, values: jax.Array) -> jax.Array:
-    """Losses or norms as they stand in the window."""
-    return jnp.log(jnp.maximum(values, TINY)) if DETECTORS[rule.detector].logs else values
-
-
-def median(values: jax.Array, n: jax.Array | int) -> jax.Array:
-    """The median of the `n` finite ones of `values`, whose others are inf; inf of none."""
-    ordered = jnp.sort(values)
-    return 0.5 * (ordered[jnp.maximum(n - 1, 0) // 2] + ordered[n // 2])
-
-
-def _median_norm(rule: Guard, window: jax.Array, entered: jax.Array) -> jax.Array:
-    n = jnp.minimum(entered, rule.window)
-    middle = median(jnp.where(jnp.arange(rule.window) < n, window[1], jnp.inf), n)
-    return jnp.exp(middle) if DETECTORS[rule.detector].logs else middle
-
-
-def loss_sigmas(memory: GuardState, step: jax.Array, loss: jax.Array) -> jax.Array:
-    """Standard deviations of ln loss above its running forecast; 0 before FORECAST_LEAST losses are known.
-
-    The forecast is the line of least squares through the last FORECAST_STEPS losses, flagged ones included, and the
-    standard deviation that of its residuals.
-    """
-    age = (step - 1 - jnp.arange(RECENT)) % RECENT
-    known = (age < jnp.minimum(step, FORECAST_STEPS)) & jnp.isfinite(memory.recent)
-    n, x = jnp.sum(known).astype(jnp.float32), -1.0 - age
-    mean = lambda values: jnp.sum(jnp.where(known, values, 0.0)) / jnp.maximum(n, 1.0)  # noqa: E731
-    x_mean, y_mean = mean(x), mean(memory.recent)
-    dx, dy = x - x_mean, jnp.where(known, memory.recent - y_mean, 0.0)
-    slope = mean(dx * dy) / jnp.maximum(mean(dx * dx), TINY)
-    std = jnp.sqrt(mean(jnp.square(dy - slope * dx)) * n / jnp.maximum(n - 2.0, 1.0))
-    above = jnp.log(jnp.maximum(loss, TINY)) - (y_mean - slope * x_mean)
-    return jnp.where(n >= FORECAST_LEAST, above / jnp.maximum(std, TINY), 0.0)
+def _margins(rule: Guard, window: Window, sigmas: jax.Array) -> jax.Array:
+    """How far above the level loss and gradient norm are outliers, as they stand in the window."""
+    if not DETECTORS[rule.detector].logs:
+        return sigmas * window.noise
+    margin = (sigmas + LEVEL_ERRORS / math.sqrt(trend_length(rule))) * window.noise
+    larger = window.largest_norm - window.level[1] + LARGER
+    return jnp.maximum(margin, jnp.stack([LEAST_MARGIN, larger]))
 
 
 def _is_recent_block(step: jax.Array) -> jax.Array:
     """[BLOCKS]: the block of this step and those before it that the budget counts."""
-    age = (step // BLOCK - jnp.arange(BLOCKS)) % BLOCKS
-    return (age < BUDGET_BLOCKS) & ((age > 0) | (step % BLOCK > 0))  # a block's first step finds an old one's count
+    block = jax.lax.div(step, jnp.int32(BLOCK))
+    age = jax.lax.rem(block + (BLOCKS * BLOCK) - jnp.arange(BLOCKS), jnp.int32(BLOCKS))
+    is_begun = step > block * BLOCK  # a block's first step finds an old one's count
+    return (age < BUDGET_BLOCKS) & ((age > 0) | is_begun)
 
 
-def is_known_change(static: Static, step: jax.Array, h: Hparams, lr: jax.Array) -> jax.Array:
-    """Whether the batch, the data's mixture or the LR jumps at this step, as planned."""
-    before = schedules.make_schedule(static)(jnp.maximum(step - 1, 0), h)
-    jump = (step > LR_JUMP_FROM) & (lr > LR_JUMP * before)
+def is_known_change(static: Static, step: jax.Array, lr_before: jax.Array, lr: jax.Array) -> jax.Array:
+    """Whether the batch, the data's mixture or the planned LR jumps at this step, as planned."""
+    jump = (step > LR_JUMP_FROM) & (lr > LR_JUMP * lr_before)
     stages = (*static.batch_ramp, *static.guard.stages)
     return jump | jnp.any(step == jnp.asarray(stages, jnp.int32)) if stages else jump
 

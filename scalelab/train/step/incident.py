@@ -1,10 +1,16 @@
 """The guard's memory after a step, and the shape of an incident, from its first flag:
 
-benign       the median of the last 8 losses is back within one standard deviation of the window's median in 32 steps
+benign       the median of the last 8 losses is back within one standard deviation of the level before in 32 steps
 slow         it came back later
 persistent   it has not come back in 200 steps
 growing      the third burst of flags in a row has a higher loss than the one before
 diverged     32 losses in a row above ln(vocabulary) + 0.5, after step 100
+new_level    after 128 steps or more the losses have settled: data that get harder for good. The incident ends, and the
+             window, the best loss and the host's tests begin anew. Also without a flag, of losses far above the best
+
+Settled: of the last 64 losses the second half has no higher median than the first (by 3 standard errors of their
+difference), falls too slowly to be back within 200 steps, and is below ln(vocabulary); the gradient norm is no outlier,
+and not 10 times below the window's, as that of a collapsed model.
 """
 
 import math
@@ -16,30 +22,41 @@ import jax.numpy as jnp
 from scalelab.config import Guard, Static
 from scalelab.config.choices import DETECTORS
 from scalelab.train.step.guard import (
-    ACTIONS,
-    BLOCK,
-    BLOCKS,
+    ALIKE_STEPS,
+    EARLY,
     EARLY_STEPS,
     GUARD,
     LARGE_IN_A_ROW,
     LARGE_RATIO,
     LARGE_UPDATES,
-    RECENT,
+    NORM,
+    SLOWER,
+    SLOWEST,
+    Decision,
+    Signals,
+)
+from scalelab.train.step.memory import (
+    BLOCK,
+    BLOCKS,
     TINY,
     Counts,
-    Decision,
     GuardState,
     Marks,
-    Signals,
-    as_entered,
+    choose,
+    first_of,
     init_guard,
-    loss_sigmas,
-    median,
+    stack,
 )
 from scalelab.train.step.variables import Outcome, Part, signals_of
 
-SHAPES = ("", "benign", "slow", "persistent", "growing", "diverged")  # of an incident, at the step that shows it
-BENIGN, SLOW, PERSISTENT, GROWING, DIVERGED = range(1, len(SHAPES))
+# Of an incident, at the step that shows it.
+SHAPES = ("", "benign", "slow", "persistent", "growing", "diverged", "new_level")
+BENIGN, SLOW, PERSISTENT, GROWING, DIVERGED, NEW_LEVEL = range(1, len(SHAPES))
+SETTLED_FROM, HALF = 128, 32  # steps of an incident before it may end in a new level; of each half that is compared
+HALVES_ERROR = 3 * 1.2533 * math.sqrt(2 / HALF)  # 3 standard errors of the difference of their medians, in deviations
+COLLAPSED = math.log(10)  # a gradient norm so many times below the window's is that of a model that learns nothing
+WORSE, WORSE_SHARE = 4.0, 0.1  # a median of 8 so many deviations of a step, and a tenth, above the best is far above it
+QUARTILES = 1.349  # standard deviations between those of a normal distribution
 BACK, BENIGN_STEPS, PERSISTENT_STEPS = 8, 32, 200
 HIGH_FROM, HIGH_MARGIN, HIGH_STEPS = 100, 0.5, 32  # diverged: so many steps above ln(vocabulary) + margin
 
@@ -69,7 +86,7 @@ def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dic
     signals = signals_of(outcome.step, outcome.gradient, outcome.verdict)
     uniform = math.log(static.model.vocab_size)
     new, report = remember(static.guard, memory, signals, alarm, norms.update / norms.weights, uniform)
-    return new, {GUARD: report, "loss_sigmas": loss_sigmas(memory, outcome.step, signals.loss)}
+    return new, {GUARD: report}
 
 
 MEMORY = Part("guard", lambda static, params: init_guard(static.guard), next_memory)
@@ -88,107 +105,142 @@ def remember(
     `update_ratio`: norm of the update over that of the weights, NaN where it was not measured; `uniform_loss`: nats of
     a uniform guess.
     """
-    step, loss = signals.step, signals.loss
-    d, counts = decision, Counts(*memory.counts)
-    raw = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-    memory = memory._replace(recent=jnp.where(jnp.arange(RECENT) == step % RECENT, raw, memory.recent))
-    large = jnp.where((step < EARLY_STEPS) & (update_ratio > LARGE_RATIO), counts.large + 1, 0)
+    step, d, counts, marks = signals.step, decision, Counts(*memory.counts), Marks(*memory.marks)
+    is_number = jnp.isfinite(signals.loss) & (signals.loss > 0)  # 0: a batch with nothing to predict
+    raw = choose(is_number, signals.loss, jnp.inf)
+    recent = jnp.concatenate([memory.recent[1:], raw[None]])
+    large = (counts.large + 1) * ((step < EARLY_STEPS) & (update_ratio > LARGE_RATIO))
     is_large = (d.signal == 0) & (large == LARGE_IN_A_ROW)
-    signal = jnp.where(is_large, LARGE_UPDATES, d.signal)
-    flagged = (signal != 0).astype(jnp.int32)
+    signal = jax.lax.select(is_large, jnp.int32(LARGE_UPDATES), d.signal)
+    is_flagged = signal != 0
+    flagged = is_flagged.astype(jnp.int32)
     counts = counts._replace(
-        entered=jnp.where(d.restarted, 0, counts.entered),
-        base_step=jnp.where(d.restarted, step, counts.base_step),
-        is_open=jnp.where(d.restarted, 0, counts.is_open),
+        base_step=jax.lax.select(d.restarted, step, counts.base_step),
+        is_open=counts.is_open * ~d.restarted,
         flagged=counts.flagged + flagged,
-        overflows=counts.overflows + (~d.accepted & (d.action == ACTIONS.index("skip")) & (d.signal == 0)),
+        overflows=counts.overflows + d.overflows,
         large=large,
-        high=jnp.where((step >= HIGH_FROM) & ~(loss <= uniform_loss + HIGH_MARGIN), counts.high + 1, 0),
+        high=(counts.high + 1) * ((step >= HIGH_FROM) & ~(signals.loss <= uniform_loss + HIGH_MARGIN)),
     )
-    counts, marks, shape = _follow_incident(rule, memory, counts, step, flagged == 1)
-    marks = marks._replace(first_loss=jnp.where(jnp.isfinite(marks.first_loss), marks.first_loss, raw))
-    jumps = memory.jumps[:, 0] == step + 1
-    block = jnp.arange(BLOCKS) == step // BLOCK % BLOCKS
-    blocks = jnp.where(block & (step % BLOCK == 0), 0, memory.blocks) + jnp.where(block, flagged, 0)
-    window, entered = _enter(rule, memory.window, counts.entered, d, signals)
-    state = memory._replace(
-        window=window,
-        blocks=blocks,
-        counts=jnp.stack([jnp.asarray(x, jnp.int32) for x in counts._replace(entered=entered)]),
-        marks=jnp.stack([jnp.asarray(x, jnp.float32) for x in marks]),
-        data_shift=memory.data_shift + jnp.sum(jnp.where(jumps, memory.jumps[:, 1], 0)),
-        jumps=jnp.where(jumps[:, None], -1, memory.jumps),
+    marks = marks._replace(
+        limit=jnp.minimum(marks.limit, jnp.maximum(raw, uniform_loss)),
+        best=choose(~d.restarted, marks.best, jnp.inf),
+        lr=d.lr,
     )
-    report = Report(
-        signal,
-        d.action,
-        jnp.where(signal > 0, jnp.where(is_large, update_ratio, d.value), 0.0),
-        jnp.where(signal > 0, jnp.where(is_large, LARGE_RATIO, d.threshold), 0.0),
-        jnp.where(signal > 0, d.sigmas, 0.0),
-        jnp.where(counts.high == HIGH_STEPS, DIVERGED, shape),
-        jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS),
-        d.restarted,
-        counts.first_flag,
-        counts.last_flag,
-        *d.left_out,
-    )
-    return state, jnp.stack([jnp.asarray(x, jnp.float32) for x in report])
+    counts, marks, shape = _follow_incident(rule, counts, marks, recent, signals, d, is_flagged, uniform_loss)
+    window, entered = _enter(rule, memory.window, d, signals)
+    settled = shape == NEW_LEVEL
+    due = memory.jumps[:, :1] == step + 1
+    shift = memory.data_shift + jnp.sum(due * memory.jumps[:, 1:])
+    jumps = choose(jnp.broadcast_to(~due, memory.jumps.shape), memory.jumps, -1)
+    blocks = _count_flag(memory.blocks, step, flagged)
+    lr_factor, clip_factor = memory.lr_factor, memory.clip_factor
+    if rule.acts and DETECTORS[rule.detector].logs:
+        slower = jnp.where(signal == EARLY, SLOWER, 1.0)
+        lr_factor, clip_factor = (x * jnp.where(x > SLOWEST, slower, 1.0) for x in (lr_factor, clip_factor))
+    state = GuardState(
+        window, recent, blocks, stack(counts._replace(entered=entered * ~settled), jnp.int32),
+        stack(marks, jnp.float32), shift, jumps, lr_factor, clip_factor,
+    )  # fmt: skip
+    shape = jax.lax.select(counts.high == HIGH_STEPS, jnp.int32(DIVERGED), shape)
+    score = jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS)
+    held = choose(is_flagged, d.held, 0.0)
+    held = jax.lax.select(is_large, jnp.stack([update_ratio, LARGE_RATIO, 0.0]), held)  # of `large_updates`
+    rest = stack([shape, score, d.restarted | settled, counts.first_flag, counts.last_flag], jnp.float32)
+    first = stack([signal, d.action], jnp.float32)
+    return state, jnp.concatenate([first, held, rest, jnp.float32(d.left_out)])  # as in `Report`
 
 
-def _enter(
-    rule: Guard, window: jax.Array, entered: jax.Array, decision: Decision, signals: Signals
-) -> tuple[jax.Array, jax.Array]:
+def _count_flag(blocks: jax.Array, step: jax.Array, flagged: jax.Array) -> jax.Array:
+    """Flagged steps by block after `step`."""
+    number = jax.lax.div(step, BLOCK)
+    index = jax.lax.rem(number, BLOCKS)
+    before = jax.lax.dynamic_slice(blocks, (index,), (1,)) * (step > number * BLOCK)  # its first step: an old count
+    return jax.lax.dynamic_update_slice(blocks, before + flagged, (index,))
+
+
+def _enter(rule: Guard, window: jax.Array, decision: Decision, signals: Signals) -> tuple[jax.Array, jax.Array]:
     """The window and its count after this step."""
     loss, grad_norm = signals.loss, signals.grad_norm
     enters = (decision.signal == 0) & decision.accepted & (loss > 0)  # a batch with nothing to predict has loss 0
     if DETECTORS[rule.detector].outliers_enter:
         enters = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    here = (jnp.arange(rule.window) == entered % rule.window) & enters
-    values = as_entered(rule, jnp.stack([loss, grad_norm]))
-    return jnp.where(here[None], values[:, None], window), entered + enters
+    longer = jnp.concatenate([window[:, 1:], decision.values[:, None]], axis=1)
+    return choose(enters, longer, window), decision.window.entered + enters
 
 
 def _follow_incident(
-    rule: Guard, memory: GuardState, counts: Counts, step: jax.Array, flag: jax.Array
+    rule: Guard,
+    counts: Counts,
+    marks: Marks,
+    recent: jax.Array,
+    signals: Signals,
+    d: Decision,
+    flag: jax.Array,
+    uniform_loss: float,
 ) -> tuple[Counts, Marks, jax.Array]:
     """(counts, marks, the shape if this step shows it, else 0) after a step that was flagged or not."""
-    marks, starts = Marks(*memory.marks), flag & (counts.is_open == 0)
-    base, std = _window_base(rule, memory.window[0], counts.entered)
-    first = jnp.where(starts, step, counts.first_flag)
-    age, loss = step - first, memory.recent[step % RECENT]
-    peak = jnp.where(starts, -jnp.inf, marks.peak)
+    step, starts = signals.step, flag & (counts.is_open == 0)
+    first = jax.lax.select(starts, step, counts.first_flag)
+    age, loss = step - first, recent[-1]
     ended = ~flag & (counts.in_a_row > 0)
-    rises = jnp.where(peak > marks.peak_before, counts.rises + 1, 0)
-    rises = jnp.where(starts, 0, jnp.where(ended, rises, counts.rises))
+    peak = choose(~starts, marks.peak, -jnp.inf)
+    rises = choose(ended, (counts.rises + 1) * (peak > marks.peak_before), counts.rises) * ~starts
+    level, noise = _base_of(rule, d, marks)
+    logs = jnp.log(jnp.maximum(recent[-2 * HALF :], TINY))
+    now = 0.5 * jnp.sum(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
+    is_settled, middle = _has_settled(rule, logs, marks.best, noise, d, uniform_loss)
     marks = marks._replace(
-        base=jnp.where(starts, base, marks.base),
-        base_std=jnp.where(starts, std, marks.base_std),
-        peak=jnp.where(flag, jnp.maximum(peak, loss), jnp.where(ended, -jnp.inf, peak)),
-        peak_before=jnp.where(ended, peak, jnp.where(starts, jnp.inf, marks.peak_before)),
+        base=choose(starts, level, marks.base),
+        base_std=choose(starts, noise, marks.base_std),
+        peak=choose(flag, jnp.maximum(peak, loss), choose(~ended, peak, -jnp.inf)),
+        peak_before=choose(ended, peak, choose(~starts, marks.peak_before, jnp.inf)),
+        best=choose(step > counts.base_step + BACK - 2, jnp.minimum(marks.best, now), marks.best),
     )
     is_open = starts | (counts.is_open == 1)
-    now = jnp.log(jnp.maximum(median(memory.recent[(step - jnp.arange(BACK)) % RECENT], BACK), TINY))
-    back = is_open & (age >= BACK) & jnp.isfinite(now) & (now <= marks.base + marks.base_std)
-    grows = is_open & ended & (rises == 2)
-    cases = (back & (age <= BENIGN_STEPS), back, grows, is_open & (age == PERSISTENT_STEPS))
-    shape = jnp.select(cases, (BENIGN, SLOW, GROWING, PERSISTENT), 0).astype(jnp.int32)
+    back = is_open & (age >= BACK) & (now <= marks.base + marks.base_std)
+    is_far = (now > marks.best + jnp.maximum(WORSE * noise, WORSE_SHARE)) & (d.window.entered >= BACK)
+    elevated = (counts.elevated + 1) * is_far
+    settled = ((is_open & (age >= SETTLED_FROM)) | (elevated >= SETTLED_FROM)) & is_settled
+    cases = (back & (age <= BENIGN_STEPS), back, is_open & ended & (rises == 2), settled,
+             is_open & (age == PERSISTENT_STEPS))  # fmt: skip
+    shape = first_of(cases, (BENIGN, SLOW, GROWING, NEW_LEVEL, PERSISTENT), 0)
+    settled = shape == NEW_LEVEL
+    if rule.acts:  # else no burst was skipped
+        is_short = ended & (counts.in_a_row <= ALIKE_STEPS)
+        counts = counts._replace(alike=counts.alike + is_short)
+        marks = marks._replace(reach=choose(is_short, jnp.maximum(marks.reach, peak), marks.reach))
     counts = counts._replace(
+        base_step=jax.lax.select(settled, step + 1, counts.base_step),
         first_flag=first,
-        last_flag=jnp.where(flag, step, counts.last_flag),
-        in_a_row=jnp.where(flag, counts.in_a_row + 1, 0),
-        is_open=is_open & ~back,
+        last_flag=jax.lax.select(flag, step, counts.last_flag),
+        in_a_row=(counts.in_a_row + 1) * flag,
+        is_open=is_open & ~back & ~settled,
         rises=rises,
+        elevated=elevated * ~settled,
     )
-    return counts, marks, shape
+    return counts, marks._replace(best=choose(settled, middle, marks.best)), shape
 
 
-def _window_base(rule: Guard, losses: jax.Array, entered: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Median and standard deviation of ln loss in the window; (inf, 0) of fewer than two values."""
-    n = jnp.minimum(entered, rule.window)
-    filled = jnp.arange(rule.window) < n
-    logs = losses if DETECTORS[rule.detector].logs else jnp.log(jnp.maximum(losses, TINY))
-    many = jnp.maximum(n, 2).astype(jnp.float32)
-    mean = jnp.sum(jnp.where(filled, logs, 0.0)) / many
-    std = jnp.sqrt(jnp.sum(jnp.where(filled, jnp.square(logs - mean), 0.0)) / (many - 1))
-    middle = median(jnp.where(filled, logs, jnp.inf), n)
-    return jnp.where(n >= 2, middle, jnp.inf), jnp.where(n >= 2, std, 0.0)
+def _base_of(rule: Guard, d: Decision, marks: Marks) -> tuple[jax.Array, jax.Array]:
+    """Level and noise of ln loss before an incident: of the window, or the limit where it holds too few values."""
+    level, noise = d.window.level[0], d.window.noise[0]
+    if not DETECTORS[rule.detector].logs:
+        level, noise = jnp.log(jnp.maximum(level, TINY)), noise / jnp.maximum(level, TINY)
+    many = d.window.entered >= BACK
+    return choose(many, level, jnp.log(marks.limit)), noise * many
+
+
+def _has_settled(
+    rule: Guard, logs: jax.Array, best: jax.Array, noise: jax.Array, d: Decision, uniform_loss: float
+) -> tuple[jax.Array, jax.Array]:
+    """Whether the last ln losses [2 x HALF] are at a new level, and that level."""
+    quarters = jnp.sort(logs.reshape(2, HALF), axis=1)[:, HALF // 4 :: HALF // 4]  # quartiles and median of each half
+    before, after = quarters[0, 1], quarters[1, 1]
+    back_in = (after - best - noise) * (HALF / PERSISTENT_STEPS)  # the fall that leads back in time
+    noise = jnp.maximum(jnp.max(quarters[:, 2] - quarters[:, 0]) / QUARTILES, noise)
+    fall = before - after
+    is_flat = (fall >= -HALVES_ERROR * noise) & (fall < back_in)
+    level, norm = d.window.level[1], d.values[1]
+    is_alive = norm > level - COLLAPSED if DETECTORS[rule.detector].logs else norm * math.exp(COLLAPSED) > level
+    return is_flat & (after < math.log(uniform_loss)) & is_alive & (d.signal != NORM), after

@@ -19,7 +19,8 @@ READ_BY_LOOP = (
     "lr",
     "streak",
 )  # the progress line and the events of skipped steps need them
-WRITTEN_BY_LOOP = ("step", "tokens", "flops", "time", "tokens_per_s", "mfu", "val_loss", "bpb", "epochs")
+WRITTEN_BY_LOOP = ("step", "tokens", "flops", "time", "tokens_per_s", "mfu", "val_loss", "bpb", "epochs",
+                   "loss_sigmas")  # fmt: skip
 
 
 def refuse_unloggable(metrics: Mapping[str, Any]) -> None:

@@ -26,12 +26,12 @@ from scalelab.train.step.gradients import (
     reshard_as,
     scaled_gradients,
 )
-from scalelab.train.step.leave_out import leave_out_bad
 from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.report import layers
 from scalelab.train.step.report.report import report
 from scalelab.train.step.state import TrainState, evaluation_params, model_variables, next_state
 from scalelab.train.step.update.curvature import curvature_if_due
+from scalelab.train.step.update.leave_out import leave_out_bad
 from scalelab.train.step.update.per_layer.backward import measure_gradient
 from scalelab.train.step.update.update import stays_finite, update_if_accepted
 from scalelab.train.step.variables import Metrics, Outcome, Verdict, signals_of
@@ -41,7 +41,8 @@ def train_step(static: Static, state: TrainState, tokens: jax.Array, h: Hparams)
     """One optimizer step on `tokens` [global_batch, S+1].
 
     If loss, gradient norm, LR, weight decay or beta1 is not finite, the step changes only the counters; likewise if the
-    update of a user's own optimizer would make a parameter not finite, or if the guard skips an outlier. Under
+    batch has no target, if the update of a user's own optimizer would make a parameter not finite, or if the guard
+    skips an outlier. Under
     `guard.skip=micro_batch` the step is taken over the micro-batches that are finite. All decisions are part of the
     program, so all hosts agree and each packed trial decides for itself.
     """
@@ -83,15 +84,16 @@ def decide(
     numbers = (loss, gradient.norm, now.step.lr, now.optim.weight_decay, now.optim.beta1)
     finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
     curvature = curvature_if_due(static, state, tokens, h)
-    verdict = Verdict(loss, finite, finite, None, now, curvature, due, _is_logged(state.step, h, due))
+    has_target = gradient.sums.tokens > 0  # else loss and gradient are 0, and moments and decay would move all the same
+    verdict = Verdict(loss, finite, finite & has_target, None, now, curvature, due, _is_logged(state.step, h, due))
     if ":" in static.optim.name:
         finite &= stays_finite(static, state, gradient, verdict)
-        verdict = verdict._replace(finite=finite, accepted=finite)
+        verdict = verdict._replace(finite=finite, accepted=finite & has_target)
     if not static.guard.watches:
         return verdict
     alarm = guard.decide_step(static, state, signals_of(state.step, gradient, verdict), planned)
     now = guard.clip_outlier(static.guard, now, alarm)
-    return verdict._replace(accepted=alarm.accepted, alarm=alarm, now=now)
+    return verdict._replace(accepted=alarm.accepted & has_target, alarm=alarm, now=now)
 
 
 def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:

@@ -51,6 +51,7 @@ def numbers(result):
     return same | {"dependence": {**same["dependence"], "column": ""}}
 
 
+@pytest.mark.full
 def test_five_spellings_of_every_header_change_no_digit(capsys, tmp_path):
     sizes = ("params", "N Params", "Model Size", "config.n_params", "No. of Parameters")
     tokens = ("tokens", "Train Tokens", "tokens_seen", "params.total_tokens", "No. of Tokens")

@@ -13,6 +13,7 @@ from scipy import optimize
 from scalelab.__main__ import main
 from scalelab.laws.law.names import load_law
 from tests.laws.truths import TRUTHS
+from tests.quick import one_in
 from tests.tables import table_path
 
 
@@ -69,7 +70,7 @@ CASES = [  # law, columns, noise, headers
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("law", "columns", "noise", "names"), CASES)
+@pytest.mark.parametrize(("law", "columns", "noise", "names"), one_in(5, CASES))
 def test_a_simulated_table_gives_the_truth_back(capsys, tmp_path, law, columns, noise, names):
     truth = MIXTURE if law == "mixture5" else TRUTHS[law]
     path = write_table(tmp_path / "runs.csv", law, truth, columns, noise, names)

@@ -105,6 +105,7 @@ def test_a_gate_s_bytes_activations_and_sums(monkeypatch):
     assert gated[4] - plain[4] >= 3 * a * 16 * width
 
 
+@pytest.mark.full
 def test_what_serving_holds_of_a_wider_branch(monkeypatch):
     """With a small feed-forward layer attention's branch decides: q, k, v, the gate and what o takes."""
     static = gated_static(d_ff=96)
@@ -156,7 +157,7 @@ REFUSED = {
 TWICE = '        out_of = Einsum(embed, queries, False, self.policy, by_head, name="twice")\n'
 
 
-@pytest.mark.parametrize("case", one_in(3, REFUSED))
+@pytest.mark.parametrize("case", one_in(9, REFUSED))
 def test_what_can_not_be_derived_is_refused_by_name(case, monkeypatch, capsys):
     line, message = REFUSED[case]
     line = (TWICE if case == "twice" else "") + line

@@ -75,6 +75,7 @@ def test_galore_by_layer_is_galore():
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
 
 
+@pytest.mark.full
 def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     """Both backwards; the router's matrix moves by this loss alone."""
     compare_updates({"model.block": side_loss.NAME})

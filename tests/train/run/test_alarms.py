@@ -30,7 +30,7 @@ SMALL = {
     "eval.batches": 1, "eval.every_steps": 40, "checkpoint.every_steps": 20, "train.steps_per_dispatch": 5,
     "checkpoint.keep_last": 9, "log.every_steps": 1, "schedule.name": "constant", "schedule.warmup_steps": 2,
     # Alarms at every other step: the losses of such small batches differ by 10 % and more.
-    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.5,
+    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.1,
 }  # fmt: skip
 
 
@@ -248,8 +248,8 @@ def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_fro
         assert [e["signal"] for e in guard_events(tmp_path / name)] == expected, name
     run = opened(tmp_path / "resumed", **calm)
     before = read_series(run, losses[:1500], norms[:1500])
-    recent = np.roll(before.recent, 1500 % RECENT)  # as the step keeps it
-    memory = guard.init_guard(run.spec.static.guard)._replace(recent=recent)
+    memory, _, _ = decided(run.spec.static.guard, losses[:1500], norms[:1500])
+    np.testing.assert_array_equal(memory.recent, np.float32(before.recent))
     read_series(run, losses[1500:], norms[1500:], 1500, memory)
     events = [guard_events(tmp_path / name) for name in ("whole", "resumed")]
     assert events[0] == events[1] and events[0][0]["step"] == 2000
@@ -295,3 +295,13 @@ def test_a_checkpoint_without_a_guard_goes_on_with_a_fresh_one_and_says_so(tmp_p
     assert resumed["params_digest"] == straight["params_digest"]
     assert any("fresh guard" in fact.get("warning", "") for fact in said)
     assert "mixed" not in records.read_record(tmp_path / "a")  # neither guard changes a step
+
+
+def test_a_divergence_long_after_the_last_flag_is_its_own_beginning(tmp_path):
+    """A flag of step 37 sent a run that diverged at 180 back before 37, where nothing was saved."""
+    for last, expected in ((36, (179 - 31, 179)), (170, (36, 170))):
+        run = opened(tmp_path / str(last), **{"guard.policy": "rewind", "train.steps": 400})
+        reports = np.tile(np.array(incident.Report(*[0.0] * 8, 36.0, last, 0.0, -1.0), np.float32), (200, 1))
+        reports[179, incident.Report._fields.index("shape")] = incident.DIVERGED
+        call = read_series(run, np.full(200, 8.0), np.ones(200), reports=reports).call
+        assert call is not None and (call.first_flag, call.last_flag) == expected

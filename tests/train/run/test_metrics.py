@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import shutil
 import sqlite3
 import struct
@@ -21,7 +22,7 @@ from scalelab import user_code
 from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep.run import run_sweep, tracker_warnings
-from scalelab.train.run.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
+from scalelab.train.run.trackers.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config, contents, events
@@ -241,8 +242,8 @@ def test_the_worked_example_of_a_sink_holds_a_packed_sweep_also_when_it_went_bac
 
 def test_configs_of_the_page_are_good():
     lines = re.findall(r"^    .*?(scalelab (?:train|sweep) .*)$", (ROOT / "docs" / "trackers.md").read_text(), re.M)
-    assert len(lines) == 4
-    for words in map(str.split, lines):
+    assert len(lines) == 5
+    for words in map(shlex.split, lines):
         given = dict(word.removeprefix("--config.").split("=", 1) for word in words if word.startswith("--config."))
         file = next(word.partition("=")[2] for word in words if word.startswith("--config="))
         log = config_lib.load(ROOT / file, given).log

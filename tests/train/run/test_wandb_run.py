@@ -193,7 +193,7 @@ def test_without_a_key_one_line_says_that_wandb_logs_offline_and_all_packs_train
 
 LOST = """
 import pathlib, psutil, sys
-from scalelab.train.run.metrics import open_sinks
+from scalelab.train.run.trackers.metrics import open_sinks
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 
 def tracked(name):
@@ -282,7 +282,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 ONLINE = """
 import pathlib, sys
 from scalelab.record import records
-from scalelab.train.run.metrics import open_sinks, write_metric_lines
+from scalelab.train.run.trackers.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 folder, first, last = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 run = TrackedRun(folder, "abc", {"log": {"tensorboard": False, "wandb": "project"}}, first, record={"status": "done"})

@@ -98,6 +98,7 @@ def test_a_step_logs_them_summed_over_layers_and_by_layer():
     assert metrics["block/router_max"] == by_layer["router_max"].max()
 
 
+@pytest.mark.full
 def test_only_stacks_whose_blocks_have_a_loss_give_one():
     """A dense first layer, as models of experts have; by layer as in the ordinary step."""
     static, h = setting(

@@ -102,6 +102,7 @@ def test_the_step_is_that_over_the_other_micro_batches_to_the_bit(optimizer):
     assert (new.params["head"]["w"] != start.params["head"]["w"]).all()
 
 
+@pytest.mark.full
 def test_sums_of_blocks_are_those_of_the_other_micro_batches():
     ours = {"optim.name": "adamw", "model.block": side_loss.NAME}
     static, h = setting(**SKIPS, **ours)

@@ -59,6 +59,7 @@ def test_layers_are_numbered_and_measured_across_stacks():
     assert [values[0] for values in numbered.values()] == [1, *range(11)]
 
 
+@pytest.mark.full
 def test_a_sum_of_some_layers_is_logged_of_these():
     """A loss, an imbalance and a maximum of the second stack; the first has nothing in their place."""
     block = {"model.n_layers": 3, "model.block": f"sequential=1,{side_loss.NAME}=2"}

@@ -105,6 +105,7 @@ def test_it_moves_with_accepted_steps_and_a_killed_run_goes_on_with_it(trained, 
     assert whole["params_digest"] == resumed["params_digest"]
 
 
+@pytest.mark.full
 def test_a_branch_goes_on_with_it_and_so_do_weights_alone(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder, _ = trained
@@ -139,6 +140,7 @@ def test_evaluation_reads_it_and_its_absence_is_no_silent_zero(trained, monkeypa
         transformer.next_token_logits(loaded.shape, alone, tokens)
 
 
+@pytest.mark.full
 def test_a_rewind_goes_back_to_its_value(tmp_path, monkeypatch):
     test_rewind.plant_bad_data(monkeypatch)
     folder = tmp_path / "run"
@@ -244,6 +246,7 @@ def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
             cache.cache_clear()
 
 
+@pytest.mark.full
 def test_each_packed_trial_has_one():
     (alone,), (losses,), _ = program_states(sequential_program, 1)
     packed, packed_losses, _ = program_states(vmapped_program, 2)

@@ -31,6 +31,18 @@ def check_model(evidence: Evidence) -> Findings | None:
         if p.get(name, 0.0) > LEAK:
             text = f"logits change by {p[name]:.3g} of their RMS when tokens of {what} change; without a leak by 0"
             findings.append(_test("mask_leak", p[name] / LEAK, text, f"{knob} (model/attention/mask.py)", where))
+    if p.get("batch_leak", 0.0) > LEAK:
+        text = (
+            f"logits of a sequence change by {p['batch_leak']:.3g} of their RMS when the batch's other sequences change"
+        )
+        mend = "statistics over the batch (model.block)"
+        findings.append(_test("batch_leak", p["batch_leak"] / LEAK, text, mend, where))
+    if not 1 / RATIO < (repeated := p.get("term_repeated", 1.0)) < RATIO:
+        text = (
+            f"train.loss gives {repeated:.4g} times as much for a batch taken twice; a mean over tokens gives the same"
+        )
+        mend = "divide the term by its tokens in train.loss"
+        findings.append(_test("code_scale", max(repeated, 1 / max(repeated, 1e-9)), text, mend, where))
     if p.get("target_shift", 1.0) != 1.0:
         text = f"targets are the inputs shifted by {p['target_shift']:.0f}, not by 1"
         findings.append(_test("label_shift", np.inf, text, "documents.split_inputs_targets", where))

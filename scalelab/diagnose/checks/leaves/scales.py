@@ -26,6 +26,9 @@ def check_first_loss(evidence: Evidence) -> Findings | None:
     excess = float(loss.values[0]) - evidence.ceiling
     if not excess > FIRST_LOSS_ABOVE:
         return []
+    if loss.steps[0] > 1 and _moved_before(evidence, int(loss.steps[0])) > MOVED:
+        why = f"the first logged loss, of step {loss.steps[0]}, is one after updates that moved the weights far"
+        return [Gap("init_wrong", why, "log.every_steps=1")]
     text = f"the loss of step {loss.steps[0]} is {loss.values[0]:.3g}, {excess:.2g} nats above ln V"
     text += f"; model.init_std={evidence.values['model.init_std']}"
     knob = "model.init_std=0.02, model.projection_std=0"
@@ -80,9 +83,10 @@ def check_residual(evidence: Evidence) -> Findings | None:
 
 
 def _moved_before(evidence: Evidence, step: int) -> float:
-    """Sum of update/weight norms up to `step`, from the lines logged before it."""
-    ratio = update_ratio(evidence).until(step)
-    return float(np.mean(ratio.values)) * step if len(ratio.steps) else 0.0
+    """Sum of update/weight norms up to `step`, from the lines logged before it, else from the first one after it."""
+    ratio = update_ratio(evidence)
+    before = ratio.until(step).values if len(ratio.until(step).steps) else ratio.values[:1]
+    return float(np.mean(before)) * (step - 1) if len(before) else 0.0
 
 
 def _first(series: Series) -> float:

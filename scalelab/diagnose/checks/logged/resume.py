@@ -7,6 +7,7 @@ from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, safe_log
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.train.checkpoints import copies, manifest
+from scalelab.train.lineage.changes import list_changes
 
 RESTARTS = ("resume", "branch", "fallback", "moved")
 BEFORE, AFTER = 32, 10  # lines compared before and after a restart
@@ -18,10 +19,11 @@ MOVE_MARGIN = 3.0  # margin over the change of the weight norm that logged updat
 @asks("loss, update, weights and cursor at restarts")
 def check_restarts(evidence: Evidence) -> Findings | None:
     """Judge a jump at a restart: in the loss, in the update's size, in the tokens read."""
-    steps = sorted({int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")})
+    steps = {int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")}
+    steps -= {step for step, _, _ in list_changes(evidence.record)}  # where the run was changed on purpose
     if not steps:
         return None
-    verdicts = [verdict for step in steps if (verdict := _judge_restart(evidence, step))]
+    verdicts = [verdict for step in sorted(steps) if (verdict := _judge_restart(evidence, step))]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
 
 

@@ -13,6 +13,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import DataSample
 from scalelab.diagnose.statistics import smooth_values
 from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
+from scalelab.train.single import load_run_dataset
 
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
 BLOCK = 8  # number of neighbouring windows that are also judged together, as single ones carry little evidence
@@ -43,8 +44,20 @@ def check_data(evidence: Evidence) -> Findings | None:
     fingerprint = evidence.record.get("data", {}).get("fingerprint")
     if fingerprint not in (None, data.dataset.fingerprint):
         text = f"the data here have fingerprint {data.dataset.fingerprint}, the run was trained on {fingerprint}"
+        if _changes_when_asked_again(evidence, data):
+            text = f"data.source={evidence.values['data.source']!r} gives other documents each time: {text}"
+            knob = "let the source's documents follow from its argument alone, without clock, network or unseeded draws"
+            confirm = "scalelab diagnose RUN names another fingerprint each time"
+            return [make_verdict("unstable_source", "test", np.inf, text, knob, confirm)]
         return [make_verdict("data_changed", "test", np.inf, text, "the same files as in training", "scalelab prepare")]
-    return [*_vocabulary(evidence, data), *_duplicates(data), *_corrupted(data), *_order(data)]
+    return [*_vocabulary(evidence, data), *_duplicates(data), *_corrupted(data), *_order(evidence, data)]
+
+
+def _changes_when_asked_again(evidence: Evidence, data: DataSample) -> bool:
+    """Whether a user's source gives other documents than a moment ago."""
+    if ":" not in evidence.values["data.source"] or not (evidence.folder / "config.json").exists():
+        return False
+    return load_run_dataset(evidence.config).fingerprint != data.dataset.fingerprint
 
 
 def _vocabulary(evidence: Evidence, data: DataSample) -> Findings:
@@ -103,8 +116,10 @@ def _corrupted(data: DataSample) -> Findings:
     return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, knob, confirm)]
 
 
-def _order(data: DataSample) -> Findings:
+def _order(evidence: Evidence, data: DataSample) -> Findings:
     """Judge whether windows are read in the order of the corpus."""
+    if ";" in evidence.values["data.mixture"]:
+        return []  # its stages are an order that is declared; `order` judges within each
     order = data.order[: data.n_windows]  # of the first epoch
     if len(order) < 64:
         return []

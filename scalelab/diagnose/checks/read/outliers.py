@@ -19,7 +19,13 @@ def describe_odd_batches(evidence: Evidence, first: int, last: int) -> str:
     judged if the guard or the user has skipped batches, or the data are absent.
     """
     data, skipped = evidence.data, any(event.get("action") == "rewind" for event in evidence.kinds("guard"))
-    if data is None or skipped or evidence.record.get("changes_by_hand") or len(data.windows) < 2:
+    if (
+        data is None
+        or skipped
+        or evidence.record.get("changes_by_hand")
+        or evidence.record.get("rewinds")
+        or len(data.windows) < 2
+    ):
         return ""
     numbers = range(max(first, 1) - 1, min(last, first + MOST_BATCHES - 1))
     usual = bigram_scores(data.windows[::2], data.windows[1::2])

@@ -1,42 +1,140 @@
-"""Judge learning rate, warm-up and schedule: too high, too short, unlike the config, never decayed, not finite."""
+"""Judge the peak learning rate: against the optimizer's own, by what it does to weights and loss; and the warm-up."""
+
+import math
 
 import numpy as np
 
-from scalelab.diagnose.evidence import Evidence, Series, update_ratio
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
-from scalelab.errors import BadInput, quote_path
+from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS, default_optim_values
+from scalelab.diagnose.checks.settings.siblings import best_sibling_lr, find_siblings, judge_siblings
+from scalelab.diagnose.evidence import SHORT_PATH, Evidence, Series, path_length, update_ratio
+from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
+from scalelab.optim.registry import find_optimizer
 
 # Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of checks/diagnosis/diagnose stay below 0.03.
 HIGH_RATIO = 0.1
+GOOD_RATIO = 0.02  # what a lower LR is chosen by, where the optimizer has none of its own
 HIGH_LINES = 8  # lines above the threshold (stability.md 2.7); fewer, at the start of a run, are a missing warm-up
 CALM_RATIO = 0.05
 SHORT_WARMUP = 0.01  # share of the run; Wen et al. 2025: 2,000 steps of some 20,000 and up; ours: 5 %
 LOSS_ABOVE_CEILING = 0.5  # nats above ln V: diverged (stability.md 2.4)
-SAME_LR = 0.02  # relative difference between the LR logged and scheduled; fp32 rounds to 1e-7
-DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and linear to 0.1 and WSD end far below)
-SHORT_RUN = 50  # least steps of a run; in fewer the last step's LR is not near the schedule's end
-FLOOR_SHARE = 0.3  # share of a run after warm-up at the schedule's lowest LR, from which on a horizon is too short
-CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # need not end low
-RESTARTING = ("cosine_restarts", "wsd_s")
+LEAST_STEPS = 50  # least steps of a run that must have learned something
+# Sum of update / weight norms over the run, which bounds how far the weights have moved from their start; on
+# configs/tiny 2.7 at the good LR, 0.2 at a thirtieth of it, which costs 0.9 nats.
+SHORTER_PATH = 0.35
+SLOW_FACTOR = 5.0  # LR below the optimizer's own by which a path below SHORTER_PATH is a verdict
+RESTARTING = ("cosine_restarts", "wsd_s")  # schedules whose LR rises again
+LASTING = ("diverged", "persistent", "growing")  # signals of the guard
+SUDDEN = ("large_updates", "early")
+ABOVE_LINES = 2  # lines above a uniform guess that are more than one bad batch
+GAIN_SIGMAS, LEAST_GAIN = 6.0, 0.02  # of the loss after a few steps at 3 and 10 times the LR; errors of paired windows
+# Gain at 10 times over that at 3 times the LR: 4.5 in proportion to the LR; configs/tiny has 4.2 at 3e-4, 2.6 at 1e-3,
+# and no sure gain from 3e-3 on.
+GAIN_GROWTH = 2.25
+LR_QUESTION = "LR against the optimizer's own, and by what it does"
 
 
-@asks("updates against weights; divergence")
-def check_lr(evidence: Evidence) -> Findings | None:
-    """Judge updates too large for their weights: in the first steps without a warm-up, or anywhere."""
-    ratio, warmup = update_ratio(evidence), float(evidence.values["schedule.warmup_steps"] or 0)
+def own_rate(evidence: Evidence) -> float | None:
+    """The optimizer's own peak LR; None for a user's optimizer."""
+    name = evidence.values["optim.name"]
+    if name not in OPTIM_DEFAULTS:
+        return None
+    return float(default_optim_values(name, evidence.values["optim.scale"])["peak_lr"][0])
+
+
+def check_lr(evidence: Evidence) -> Findings:
+    """Judge a peak LR on both sides: by siblings, by the optimizer's own, by the updates' sizes and the loss."""
+    siblings = find_siblings(evidence)
+    findings = [*judge_siblings(evidence, siblings)]
+    ratio, lr = update_ratio(evidence), float(evidence.values["optim.peak_lr"] or 0.0)
     if not len(ratio.steps):
-        return [Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
+        return [*findings, Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
+    findings.append(Judged(LR_QUESTION))
+    knob = f"optim.peak_lr={_better_rate(evidence, ratio, best_sibling_lr(siblings)):.3g}"
+    if far := _far_above(evidence, ratio, lr, knob):
+        return [*findings, far]
+    warmup = float(evidence.values["schedule.warmup_steps"] or 0)
     high = ratio.values > HIGH_RATIO
     short = warmup < SHORT_WARMUP * evidence.steps
     early = ratio.steps <= max(0.02 * evidence.steps, HIGH_LINES)
     late = ratio.values[~early]
     if short and high[early].any() and (not len(late) or np.quantile(late, 0.9) < CALM_RATIO):
-        return [_short_warmup(evidence, ratio, warmup)]
-    diverged = _divergence(evidence)
+        return [*findings, _short_warmup(evidence, ratio, warmup)]
+    diverged = _divergence(evidence, knob)
     lines_needed = min(HIGH_LINES, max(1, len(high) // 4))
     if high.sum() >= lines_needed or (diverged and high.any()):
-        return [_lr_too_high(evidence, ratio, diverged)]
-    return [diverged] if diverged else []
+        return [*findings, _lr_too_high(evidence, ratio, diverged, knob)]
+    return [
+        *findings,
+        *([diverged] if diverged else []),
+        *(_slow_by_test(evidence, lr) or _too_low(evidence, ratio, lr)),
+    ]
+
+
+def _better_rate(evidence: Evidence, ratio: Series, sibling: float | None) -> float:
+    """A lower LR near a good one: the best sibling's, the optimizer's own, or one that makes updates a usual size."""
+    lr, own = float(evidence.values["optim.peak_lr"] or 0.0), own_rate(evidence)
+    if sibling is not None and sibling < lr / 2:
+        return sibling
+    if own is not None and own <= lr / 3 and find_optimizer(evidence.values["optim.name"]).like != "sgd":
+        return own
+    if own is not None and own <= lr / FAR_FACTOR:
+        return own
+    largest = float(ratio.values.max()) if len(ratio.values) else HIGH_RATIO
+    return lr * min(1 / 3, max(GOOD_RATIO / max(largest, GOOD_RATIO), 1e-3))
+
+
+def _far_above(evidence: Evidence, ratio: Series, lr: float, knob: str) -> Verdict | None:
+    """Judge an LR that `train` itself warns of, where something of what it does shows."""
+    own = own_rate(evidence)
+    if own is None or lr < FAR_FACTOR * own:
+        return None
+    signs = _lasting_signs(evidence)
+    if find_optimizer(evidence.values["optim.name"]).like != "sgd":  # whose LR is not the size of its updates
+        signs += _sudden_signs(evidence, ratio)
+    if not signs:
+        return None
+    times = lr / own
+    name = evidence.values["optim.name"]
+    text = f"optim.peak_lr={lr:g} is {times:,.3g} times {name}'s own {own:g}; {'; '.join(signs)}"
+    return make_verdict("lr_too_high", "test", times, text, knob, _sweep(evidence, lr))
+
+
+def _lasting_signs(evidence: Evidence) -> list[str]:
+    """Describe signs of a run that the LR has thrown out for good."""
+    loss, signs = evidence.series("train_loss"), []
+    above = ~(loss.values < evidence.ceiling + LOSS_ABOVE_CEILING)
+    if above.sum() >= min(ABOVE_LINES, len(above)) and len(above):
+        worst = np.nanmax(np.where(np.isfinite(loss.values), loss.values, np.nan)) if above.any() else math.inf
+        signs.append(
+            f"the loss reaches {worst:.4g} nats, where a uniform guess has {evidence.ceiling:.3g}, at "
+            f"{above.sum()} of {len(above)} lines"
+        )
+    for event in evidence.kinds("guard"):
+        if event.get("signal") in LASTING and event.get("action") != "rewind":
+            signs.append(f"the guard saw an incident, {event['signal']}, at step {event['step']}")
+            break
+    bad = [event for event in evidence.kinds("skip") if event.get("signal") == "bad"]
+    if len(bad) >= 3 or evidence.record.get("status") == "diverged":
+        signs.append("the run ended diverged" if evidence.record.get("status") == "diverged" else f"{len(bad)} skips")
+    return signs
+
+
+def _sudden_signs(evidence: Evidence, ratio: Series) -> list[str]:
+    """Describe updates or first losses that are too large."""
+    signs = []
+    if (largest := float(ratio.values.max())) > HIGH_RATIO:
+        signs.append(f"update/weight norm reaches {largest:.2g} (usual: 0.001 to 0.03)")
+    for event in evidence.kinds("guard"):
+        if event.get("signal") in SUDDEN:
+            signs.append(f"the guard at step {event['step']}: {str(event.get('text', '')).partition(';')[0]}")
+            break
+    return signs
+
+
+def _sweep(evidence: Evidence, lr: float) -> str:
+    own = own_rate(evidence) or lr / 10
+    middle = math.sqrt(own * lr)
+    return f"scalelab sweep over optim.peak_lr={own:.2g}, {middle:.2g}, {lr:.2g}"
 
 
 def _short_warmup(evidence: Evidence, ratio: Series, warmup: float) -> Verdict:
@@ -53,23 +151,17 @@ def _short_warmup(evidence: Evidence, ratio: Series, warmup: float) -> Verdict:
     )
 
 
-def _lr_too_high(evidence: Evidence, ratio: Series, diverged: Verdict | None) -> Verdict:
+def _lr_too_high(evidence: Evidence, ratio: Series, diverged: Verdict | None, knob: str) -> Verdict:
     steps = ratio.steps[ratio.values > HIGH_RATIO]
     lr, largest = float(evidence.values["optim.peak_lr"]), float(ratio.values.max())
     text = f"update/weight norm is above {HIGH_RATIO} at {len(steps)} logged steps, at most {largest:.2g}"
     text += f"; {diverged.evidence}" if diverged else ""
-    return make_verdict(
-        "lr_too_high",
-        "signature",
-        largest / HIGH_RATIO,
-        text,
-        f"optim.peak_lr={lr / 3:.2g}",
-        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}; or scalelab proxy",
-        (int(steps[0]), int(steps[-1])),
-    )
+    where = int(steps[0]), int(steps[-1])
+    confirm = f"{_sweep(evidence, lr)}; or scalelab proxy"
+    return make_verdict("lr_too_high", "signature", largest / HIGH_RATIO, text, knob, confirm, where)
 
 
-def _divergence(evidence: Evidence) -> Verdict | None:
+def _divergence(evidence: Evidence, knob: str) -> Verdict | None:
     """Judge a loss far above that of a uniform guess, after it had been near or below it."""
     loss = evidence.series("train_loss")
     bad = ~(loss.values < evidence.ceiling + LOSS_ABOVE_CEILING)
@@ -79,101 +171,49 @@ def _divergence(evidence: Evidence) -> Verdict | None:
         return None
     first, worst = int(loss.steps[bad][0]), loss.values[bad].max()
     text = f"the loss reaches {worst:.3g} from step {first} on; a uniform guess has {evidence.ceiling:.2f}"
-    lr = float(evidence.values["optim.peak_lr"])
-    return make_verdict(
-        "lr_too_high",
-        "symptom",
-        float(worst) / evidence.ceiling,
-        text,
-        f"optim.peak_lr={lr / 3:.2g}",
-        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}",
-        (first, int(loss.steps[bad][-1])),
-    )
+    where, over = (first, int(loss.steps[bad][-1])), float(worst) / evidence.ceiling
+    confirm = _sweep(evidence, float(evidence.values["optim.peak_lr"]))
+    return make_verdict("lr_too_high", "symptom", over, text, knob, confirm, where)
 
 
-@asks("the LR against its schedule, and the schedule's end")
-def check_schedule(evidence: Evidence) -> Findings | None:
-    """Judge the logged LR against the config's schedule, and the schedule's end."""
-    lr = evidence.series("lr")
-    if not len(lr.steps):
-        return [Gap("schedule_wrong", "no line with an LR", "log.every_steps=10")]
-    bad = ~(np.isfinite(lr.values) & (lr.values >= 0))
-    if bad.any():
-        text = (
-            f"the LR is {lr.values[bad][0]} at step {lr.steps[bad][0]}, and not a positive number at {bad.sum()} steps"
-        )
-        knob = f"schedule.name={evidence.values['schedule.name']!r}: finite and at least 0 at every step"
-        where = int(lr.steps[bad][0]), int(lr.steps[bad][-1])
-        return [make_verdict("schedule_invalid", "test", np.inf, text, knob, "scalelab schedule --config=…", where)]
-    return [*_unlike_config(evidence, lr), *_restart(evidence, lr), *_end(evidence, lr)]
-
-
-def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
-    if any(event.get("action") == "rewind" for event in evidence.kinds("guard")):
-        return []  # the guard lowers the LR on purpose, and its events say so
-    try:
-        planned = evidence.scheduled_lr.values
-    except BadInput as error:
-        return [Gap("schedule_wrong", f"the schedule can't be computed ({error})", "--trust=PKG.MOD:FN")]
-    peak = max(float(np.max(planned)), 1e-30)
-    differs = np.abs(lr.values - planned) > SAME_LR * peak
-    if not differs.any():
+def _too_low(evidence: Evidence, ratio: Series, lr: float) -> Findings:
+    """Judge an LR below the optimizer's own whose updates can't have moved the weights far in the whole run."""
+    own = own_rate(evidence)
+    if own is None or evidence.values["train.init_from"] or ratio.steps[-1] < LEAST_STEPS or lr <= 0:
         return []
-    i = int(np.flatnonzero(differs)[0])
+    slower = own / lr
+    path, limit = path_length(ratio), SHORT_PATH if slower > FAR_FACTOR else SHORTER_PATH
+    if slower < SLOW_FACTOR or path >= limit:
+        return []
+    loss = evidence.series("train_loss").finite()
+    text = f"optim.peak_lr={lr:g} is 1/{slower:.3g} of {evidence.values['optim.name']}'s own {own:g}, and all updates "
+    text += f"of {ratio.steps[-1]} steps together are at most {path:.2g} times the weights' norm: they have hardly "
+    text += "left their start"
+    text += f"; the loss was {loss.values[-1]:.4g} and still falling" if _falls(loss) else ""
+    confirm = f"scalelab diagnose {evidence.quoted} --live trains some steps at 3 and 10 times the LR"
+    return [make_verdict("lr_too_low", "signature", limit / path, text, f"optim.peak_lr={own:g}", confirm)]
+
+
+def _slow_by_test(evidence: Evidence, lr: float) -> Findings:
+    """Judge steps trained at several LRs from a saved state: what they gain still grows with the LR, nearly in line."""
+    p, own = evidence.probes, own_rate(evidence)
+    gains = [float(p.get(f"rate_gain/{factor}", 0.0)) for factor in (3, 10)]
+    errors = [float(p.get(f"rate_se/{factor}", math.inf)) for factor in (3, 10)]
+    sure = all(gain > GAIN_SIGMAS * error for gain, error in zip(gains, errors, strict=True))
+    if not sure or gains[1] < max(GAIN_GROWTH * gains[0], LEAST_GAIN):
+        return []
     text = (
-        f"the LR logged at {differs.sum()} of {len(differs)} steps is not the one of the config: "
-        f"{lr.values[i]:.3g} at step {lr.steps[i]}, where its schedule has {planned[i]:.3g}"
+        f"{p['rate_steps']:.0f} steps from the saved step {p['rate_from']:.0f} on end {gains[0]:.2g} nats lower at 3 "
     )
-    over = float(np.max(np.abs(lr.values - planned)) / peak / SAME_LR)
-    where = int(lr.steps[differs][0]), int(lr.steps[differs][-1])
-    changes = [event.get("text", "") for event in evidence.kinds("config_change")]
-    text += f" (changed: {'; '.join(changes)})" if changes else ""
-    knob = "schedule and train.steps as in the steps before"
-    confirm = f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}"
-    return [make_verdict("schedule_wrong", "test", over, text, knob, confirm, where)]
+    text += f"times the LR, and {gains[1]:.2g} at 10 times: the loss falls nearly in proportion to the LR"
+    knob = f"optim.peak_lr={own if own is not None and own > 2 * lr else 10 * lr:.3g}"
+    return [make_verdict("lr_too_low", "test", gains[1] / LEAST_GAIN, text, knob, _sweep(evidence, lr))]
 
 
-def _restart(evidence: Evidence, lr: Series) -> Findings:
-    """Judge an LR that rises again after a fall, under a schedule without restarts."""
-    if evidence.values["schedule.name"] in RESTARTING:
-        return []
-    top = int(np.argmax(lr.values[: max(1, len(lr.values) // 4)]))
-    lowest = np.minimum.accumulate(lr.values[top:])
-    rise = lr.values[top:] / np.maximum(lowest, 1e-30)
-    i = int(np.argmax(rise))
-    if rise[i] < 2 or lowest[i] <= 0 or lowest[i] > 0.9 * lr.values[top]:
-        return []
-    step, low = int(lr.steps[top:][i]), int(lr.steps[top:][np.argmin(lr.values[top : top + i + 1])])
-    text = f"the LR rises {rise[i]:.3g}-fold again from step {low} to {step}, after it had fallen"
-    knob = "a schedule without a restart, or one that says so"
-    confirm = "scalelab schedule --config=…"
-    return [make_verdict("schedule_wrong", "signature", rise[i] / 2, text, knob, confirm, (low, step))]
+def _falls(loss: Series) -> bool:
+    """Whether the loss of the last third is below that of the third before."""
+    third = len(loss.values) // 3
+    return third > 0 and float(np.mean(loss.values[-third:])) < float(np.mean(loss.values[-2 * third : -third]))
 
 
-def _end(evidence: Evidence, lr: Series) -> Findings:
-    """Judge a decaying schedule that has not decayed at the run's end, or reached its end long before."""
-    name, largest = evidence.values["schedule.name"], float(lr.values.max())
-    ended = (
-        evidence.record.get("status") == "done"
-        and lr.steps[-1] >= evidence.steps - 2 * evidence.values["log.every_steps"]
-    )
-    if not ended or name in CONSTANT or largest <= 0 or evidence.steps < SHORT_RUN:
-        return []
-    knob = "schedule.fall_share=1, schedule.decay_share=0.2: the horizon is train.steps"
-    confirm = "scalelab schedule --config=… (the LR at the last step)"
-    share = float(lr.values[-1]) / largest
-    if share > DECAYED:
-        text = f"{name} is a schedule that decays, and the LR at the end is {share:.0%} of its peak"
-        return [make_verdict("schedule_wrong", "test", share / DECAYED, text, knob, confirm, (int(lr.steps[-1]),) * 2)]
-    lowest = float(lr.values[lr.steps > evidence.values["schedule.warmup_steps"]].min(initial=largest))
-    floor = np.mean(lr.values[lr.steps > evidence.steps / 20] <= lowest * 1.001)
-    if floor <= FLOOR_SHARE:
-        return []
-    first = int(lr.steps[(lr.values <= lowest * 1.001) & (lr.steps > evidence.steps / 20)][0])
-    text = f"the LR is at its lowest, {lowest:.2g}, from step {first} on: for {floor:.0%} of the run"
-    return [
-        make_verdict("schedule_wrong", "test", float(floor) / FLOOR_SHARE, text, knob, confirm, (first, evidence.steps))
-    ]
-
-
-CHECKS = (check_lr, check_schedule)
+CHECKS = (check_lr,)

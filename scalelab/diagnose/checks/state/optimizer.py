@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import TINY
 from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
@@ -17,7 +17,7 @@ EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradien
 CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
 CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
 DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
-USUAL_DECAY = 0.1  # Brown et al. 2020, App. B
+GOOD_TURNOVERS = 5.0  # the middle of that range
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
 GROWTH_WITHOUT_DECAY = 1.25  # last weight norm / first
 VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
@@ -194,6 +194,10 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
     turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
     if turnovers * DECAY_TIME <= 1:
         return []
+    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
+    lr_is_far = "peak_lr" in usual and float(evidence.values["optim.peak_lr"]) >= FAR_FACTOR * usual["peak_lr"][0]
+    if lr_is_far and decay <= usual["weight_decay"][0]:
+        return []  # it is the LR that replaces them
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
     return [
         make_verdict(
@@ -201,7 +205,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
             "signature",
             2 * turnovers * DECAY_TIME,
             text,
-            f"optim.weight_decay={USUAL_DECAY:g}" if decay > USUAL_DECAY else "a lower LR: the decay is not unusual",
+            f"optim.weight_decay={decay * GOOD_TURNOVERS / turnovers:.2g}",
             "scalelab sweep over optim.weight_decay",
         )
     ]

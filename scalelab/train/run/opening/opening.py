@@ -17,10 +17,10 @@ from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.facts import checkpoint_facts
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run.folder import RunFolder
-from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.opening.checks import Candidate, Note, run_checks
 from scalelab.train.run.opening.description import describe_run
 from scalelab.train.run.run import IMPORTED_STATUS, Run, has_ended
+from scalelab.train.run.trackers.metrics import check_trackers
 
 TELLING_KINDS = ("chosen", "taken_over")  # kinds of notes that are not warnings
 KEPT_FACTS = ("pack", "init_from", "branch_from", "tracker_id", "tracker_home", "forked_from")  # of a resumed record
@@ -28,18 +28,25 @@ MACHINE_FACTS = ("host_memory", "compiler_options", "tactics_off")  # facts of c
 
 
 def open_run(
-    name: str, folder: pathlib.Path, spec: TrainSpec, dataset: Dataset, allow: Collection[str] = (), **facts: Any
+    name: str,
+    folder: pathlib.Path,
+    spec: TrainSpec,
+    dataset: Dataset,
+    allow: Collection[str] = (),
+    goes_back: bool = False,
+    **facts: Any,
 ) -> Run:
     """Open a new folder, or one that belongs to this config; nothing is written before `Run.enter`.
 
-    `facts` go into the record. A run that ended keeps its record and its verdict, unless it now has steps left.
+    `facts` go into the record. A run that ended keeps its record and its verdict, unless it now has steps left or
+    `goes_back`.
     BadInput if the folder's run has another model, data, batch or seed and `allow` doesn't name the key, or if it has
     ended under another identity; and what `checks.CHECKS` refuse.
     """
     config = spec.config
     notes, checked = run_checks(Candidate(spec, dataset, facts.get("pack", {}).get("trials", 1)))
     stored = checkpoint_facts(spec, dataset)
-    old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, stored, allow))
+    old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, stored, allow, goes_back))
     notes += [Note("taken_over", taken_over)] if taken_over else []
     run = Run(name, RunFolder(folder), spec, describe_run(name, spec, dataset), stored, changed=changed)
     if old:
@@ -67,10 +74,10 @@ def _facts_to_keep(old: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str
 
 
 def _examine(
-    folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str]
+    folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str], goes_back: bool
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]], str]:
     """(the folder's record or {}, what changed since its config was written, a note where it is taken over or "")."""
-    record = records.read_record(folder)
+    record = records.read_record(folder) | ({"status": "running"} if goes_back else {})
     if not has_ended(record, config):
         check_trackers(config.log)
     if not (folder / "config.json").exists():

@@ -4,6 +4,7 @@ metrics.jsonl is the record, so a sink that fails costs one line and no training
 """
 
 import dataclasses
+import functools
 import inspect
 import os
 import pathlib
@@ -17,19 +18,20 @@ from scalelab.user_code import describe_user_error, user_function
 
 Write = Callable[[int, dict[str, float]], Any]
 SINK_KEYS = ("log.sinks=", "log.tensorboard", "log.wandb")  # a warning about a sink begins with one
-EXPECTED = "a function (run) -> a generator, or an object with write(step, scalars)"
+EXPECTED = "a function (run) -> a generator, or an object with write(step, scalars)"  # and may have alert(event)
 
 
 class MetricSink(NamedTuple):
     """A mirror: `write(step, scalars)`, and `close()`, which puts everything on disk.
 
     `last` is the last step that it holds from former processes: later lines of the past are written to it again. None:
-    it needs nothing of the past.
+    it needs nothing of the past. `alert(event)` takes an alarm (`alerts.py`); None: it has no use for one.
     """
 
     write: Write
     close: Callable[[], Any]
     last: int | None = None
+    alert: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 class TrackedRun(NamedTuple):
@@ -78,7 +80,9 @@ def guard(sink: MetricSink, source: str, report: SinkReport, describe: Callable[
             if action is not sink.close:
                 _try_closing(sink)
 
-    return MetricSink(lambda step, scalars: attempt(sink.write, step, scalars), lambda: attempt(sink.close), sink.last)
+    alert = functools.partial(attempt, sink.alert) if sink.alert else None
+    write: Write = lambda step, scalars: attempt(sink.write, step, scalars)  # noqa: E731
+    return MetricSink(write, lambda: attempt(sink.close), sink.last, alert)
 
 
 def _try_closing(sink: MetricSink) -> None:
@@ -155,7 +159,7 @@ def _as_sink(opened: Any, source: str) -> MetricSink:
         return MetricSink(lambda step, scalars: generator.send((step, scalars)), generator.close)
     if not callable(getattr(opened, "write", None)):
         raise BadInput(f"{source} returned {type(opened).__name__}: it is to be {EXPECTED}")
-    return MetricSink(opened.write, getattr(opened, "close", lambda: None))
+    return MetricSink(opened.write, getattr(opened, "close", lambda: None), alert=getattr(opened, "alert", None))
 
 
 def _describe(error: Exception) -> str:

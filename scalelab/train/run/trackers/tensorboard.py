@@ -7,6 +7,7 @@ import importlib.util
 import json
 import pathlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config.keys import default_values, key_records
@@ -57,6 +58,10 @@ def open_tensorboard(run: TrackedRun) -> MetricSink:
             add(step, summary=summary.scalar(key, value))
         writer.flush()
 
+    def alert(event: Mapping[str, Any]) -> None:
+        add(int(event.get("step") or 0), summary=summary.text("alarms", str(event["text"])))
+        writer.flush()
+
     def close() -> None:
         if status := ENDED.get(run.record.get("status", "")):
             add(run.record["steps"], summary=_session_end(status))
@@ -68,7 +73,7 @@ def open_tensorboard(run: TrackedRun) -> MetricSink:
     for message in summary.hparams(run_hparams(run), dict.fromkeys(METRICS, 0.0))[:2]:
         add(run.first_step, summary=message)
     writer.flush()
-    return MetricSink(write, close, last)
+    return MetricSink(write, close, last, alert)
 
 
 def run_hparams(run: TrackedRun) -> dict[str, Any]:

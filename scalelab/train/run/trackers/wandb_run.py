@@ -12,7 +12,7 @@ import inspect
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scalelab.errors import BadInput
@@ -69,7 +69,13 @@ def open_wandb(run: TrackedRun, report: SinkReport) -> MetricSink:
         send()
         _finish(tracked, run)
 
-    return MetricSink(_with_teardown(write), _with_teardown(close), last)
+    def alert(event: Mapping[str, Any]) -> None:
+        title, step = f"{run.folder.name}: {event.get('signal') or event['kind']}", event.get("step")
+        tracked.alert(
+            title=title, text=f"step {step}: {event['text']}", level="ERROR" if event["kind"] == "diverged" else "WARN"
+        )
+
+    return MetricSink(_with_teardown(write), _with_teardown(close), last, _with_teardown(alert))
 
 
 def _finish(tracked: Any, run: TrackedRun) -> None:

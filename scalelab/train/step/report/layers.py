@@ -105,11 +105,12 @@ def _share(arrays: Sequence[jax.Array], lead: int) -> jax.Array:
 
 def _sum(arrays: Sequence[jax.Array], lead: int) -> jax.Array:
     """The sum over all arrays and all their axes but the first `lead`, replicated on every device."""
-    sums = [_whole(jnp.sum(x, axis=tuple(range(lead, x.ndim)), dtype=jnp.float32)) for x in arrays]
+    sums = [replicate(jnp.sum(x, axis=tuple(range(lead, x.ndim)), dtype=jnp.float32)) for x in arrays]
     return sum(sums[1:], sums[0])
 
 
-def _whole(x: jax.Array) -> jax.Array:
+def replicate(x: jax.Array) -> jax.Array:
+    """`x` on every device."""
     return x if jax.sharding.get_abstract_mesh().empty else reshard(x, PartitionSpec())
 
 
@@ -155,7 +156,7 @@ def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
     """`embedding/…` of the rows of `embedding` [V, D], by their counts in `tokens`; below 0: not counted."""
     size = embedding.shape[0]
-    norms = _whole(jnp.sqrt(jnp.sum(jnp.square(embedding), axis=1)))
+    norms = replicate(jnp.sqrt(jnp.sum(jnp.square(embedding), axis=1)))
     counts = jnp.zeros(size, jnp.int32).at[jnp.where(tokens < 0, size, tokens).ravel()].add(1, mode="drop")
     norms = norms[jnp.argsort(-counts, stable=True)]
     edges = [k * size // len(THIRDS) for k in range(len(THIRDS) + 1)]
@@ -167,7 +168,7 @@ def describe_batch(due: jax.Array, token_nll: jax.Array, params: Any, tokens: ja
     """`describe_tokens` and `embedding_norms` where `due`; `params` after the update, `tokens` [B, S+1] the batch."""
 
     def measure(token_nll: jax.Array, embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
-        return describe_tokens(_whole(token_nll)) | embedding_norms(embedding.astype(jnp.float32), _whole(tokens))
+        return describe_tokens(replicate(token_nll)) | embedding_norms(embedding.astype(jnp.float32), replicate(tokens))
 
     start = {f"token_loss/{name}": jnp.zeros(()) for name in QUANTILES}
     start |= {f"embedding/{name}": jnp.zeros(()) for name in THIRDS}

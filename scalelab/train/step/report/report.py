@@ -13,6 +13,7 @@ from scalelab.precision.rounding import upcast
 from scalelab.train.step import hooks
 from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.report import layers
+from scalelab.train.step.report.read import read_metrics
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.variables import Outcome
 
@@ -34,7 +35,7 @@ def report(
     values = verdict.loss, gradient.norm, *shown, now.step.lr, after.skipped
     metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": after.streak}
     ratio = clip_ratio(gradient.norm, now.optim.clip_norm, after.opt_state)
-    metrics |= noted | {"clip_ratio": jnp.where(accepted, ratio, jnp.nan)}
+    metrics |= noted | {"clip_ratio": jnp.where(accepted, ratio, jnp.nan)} | read_metrics(static, outcome)
     if verdict.due is not None:
         metrics |= {LAYERS: _layer_metrics(static, after, outcome, verdict.due)}
     metrics |= layers.block_metrics(gradient.sums)

@@ -6,6 +6,7 @@ from typing import Any
 
 from scalelab.errors import BadInput
 from scalelab.record import lock, records
+from scalelab.train.run.trackers.alerts import check_alert, open_command
 from scalelab.train.run.trackers.sinks import (
     MetricSink,
     SinkReport,
@@ -22,12 +23,13 @@ NOT_SCALARS = ("step", "time")
 
 
 def check_trackers(log: Any) -> None:
-    """Raise BadInput if a package that `log` needs is not installed, or `log.sinks` names what is not a function."""
+    """Raise BadInput if a package or program that `log` needs is missing, or `log.sinks` names no function."""
     if log["wandb"]:
         check_wandb(log["wandb"])
     if log["tensorboard"]:
         check_tensorboard()
     check_sinks(log["sinks"])
+    check_alert(log["alert"])
 
 
 def open_sinks(run: TrackedRun, report: SinkReport | None = None) -> list[MetricSink]:
@@ -47,6 +49,7 @@ def open_sinks(run: TrackedRun, report: SinkReport | None = None) -> list[Metric
         raise
     sinks += [_guarded(open_tensorboard, "log.tensorboard", run, report)] if log["tensorboard"] else []
     sinks += [_guarded(open_wandb, "log.wandb", run, report, report)] if log["wandb"] else []
+    sinks += [open_command(run, report)]
     opened = [sink for sink in sinks if sink]
     _write_past(run, [sink for sink in opened if sink.last is not None])
     return opened

@@ -1,0 +1,1 @@
+"""The sealed half: faults by line of the contract, and odd healthy runs."""

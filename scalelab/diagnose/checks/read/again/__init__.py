@@ -1,0 +1,1 @@
+"""What the checks of this room measure: batches read again, order, documents."""

@@ -1,0 +1,126 @@
+"""Judge documents that a run reads and is scored on: near copies, validation text in training, distributions."""
+
+import numpy as np
+
+from scalelab.data.shards import Split
+from scalelab.diagnose.checks.read.again.shingles import (
+    LENGTH_BYTES,
+    LENGTH_IDS,
+    NEAR,
+    Documents,
+    Nearest,
+    find_nearest,
+    find_shingles,
+    take_documents,
+)
+from scalelab.diagnose.checks.read.again.two_sample import compare_sides
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.sample import DataSample
+from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
+
+MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
+SHARED = 0.05  # share of validation documents with a copy in training
+COPIES = 0.05  # share of training documents that are near copies, not equal ones, of another
+LEAST_DOCUMENTS = 20  # of training, for near copies among them
+BYTES = 512  # ids; a vocabulary of fewer counts as bytes
+
+
+def check_documents(evidence: Evidence) -> Findings:
+    """Compare training and validation documents, if the run's own can be read."""
+    data = evidence.data
+    if data is None or evidence.record.get("data", {}).get("fingerprint") not in (None, data.dataset.fingerprint):
+        return []  # the checks of the sample report it
+    train, val = (_documents(data, side) for side in ("train", "val"))
+    length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
+    pool = find_shingles(train, length)
+    held_out = find_nearest(find_shingles(val, length), pool)
+    among = find_nearest(pool, pool, itself=True)
+    return [*_shared(data, train, val, held_out), *_near_copies(train, among), *_distributions(data)]
+
+
+def _splits(data: DataSample, side: str) -> list[Split]:
+    return [part.train if side == "train" else part.val for part in data.dataset.parts]
+
+
+def _documents(data: DataSample, side: str) -> Documents:
+    """Documents of all sources together, as many tokens of each as its share."""
+    splits, most = _splits(data, side), MOST_TRAIN if side == "train" else MOST_VAL
+    total = sum(split.n_tokens for split in splits)
+    taken = [take_documents(split, max(1, most * split.n_tokens // total)) for split in splits]
+    lengths = np.concatenate([each.lengths for each in taken])
+    tokens = np.concatenate([each.tokens for each in taken])
+    return Documents(tokens, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _shared(data: DataSample, train: Documents, val: Documents, nearest: Nearest) -> Findings:
+    """Judge validation documents that stand in the training data, whole or nearly."""
+    judged = Judged("train and validation share no document")
+    if not len(nearest.share):
+        return [Gap("val_in_train", "no validation document is long enough", "longer documents")]
+    compared = len(train.tokens) / max(sum(split.n_tokens for split in _splits(data, "train")), 1)
+    copies = nearest.share >= NEAR
+    share = min(1.0, float(np.mean(copies)) / compared)
+    if share <= SHARED:
+        return [judged]
+    at = int(np.argmax(nearest.share))
+    begin, end = train.offsets[nearest.other[at]], train.offsets[nearest.other[at] + 1]
+    same = np.array_equal(_tokens(val, nearest.document[at]), train.tokens[begin:end])
+    text = f"{copies.sum()} of {len(copies)} validation documents stand in the training data, whole or nearly"
+    text += f"; document {nearest.document[at]} of them " + ("is one of it" if same else "shares ")
+    text += "" if same else f"{nearest.share[at]:.0%} of its passages with one of it"
+    text += f" (of the training data {compared:.0%} were compared)" * (compared < 1)
+    text += ": the validation loss measures memory"
+    knob = "hold copies out together with their documents, and prepare the data again"
+    confirm = "compare the validation documents with the files of the training data"
+    return [judged, make_verdict("val_in_train", "test", share / SHARED, text, knob, confirm)]
+
+
+def _tokens(documents: Documents, number: int) -> np.ndarray:
+    return documents.tokens[documents.offsets[number] : documents.offsets[number + 1]]
+
+
+def _near_copies(train: Documents, nearest: Nearest) -> Findings:
+    """Judge training documents that are nearly others; equal ones are counted elsewhere."""
+    judged = Judged("near-duplicates")
+    if len(nearest.share) < LEAST_DOCUMENTS:
+        return []
+    chosen = np.flatnonzero(nearest.share >= NEAR)
+    near = [
+        i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
+    ]
+    share = len(near) / len(nearest.share)
+    if share <= COPIES:
+        return [judged]
+    first = near[0]
+    text = f"{share:.0%} of {len(nearest.share)} documents are nearly another one, without being equal: document "
+    text += f"{nearest.document[first]} shares {nearest.share[first]:.0%} of its passages with {nearest.other[first]}"
+    knob = "keep one of each group of near copies, and prepare the data again"
+    confirm = "compare the documents named"
+    return [judged, make_verdict("near_duplicates", "test", share / COPIES, text, knob, confirm)]
+
+
+def _distributions(data: DataSample) -> Findings:
+    """Judge whether the validation documents of each source are drawn as its training documents are."""
+    findings: list = []
+    for part in data.dataset.parts:
+        sides = take_documents(part.train, MOST_TRAIN // 2), take_documents(part.val, MOST_VAL)
+        distance = compare_sides(*sides)
+        if distance is None:
+            why = f"{part.name} has too few documents to draw other splits of them"
+            findings.append(Gap("val_of_another_kind", why, "more documents"))
+            continue
+        findings.append(Judged("train and validation are of one distribution"))
+        if distance.differs:
+            text = f"the validation documents of {part.name} are of another kind than its training documents: their "
+            text += (
+                f"distance is {distance.value:.3g}, of splits drawn anew {distance.usual:.3g} ({distance.largest:.3g} "
+            )
+            text += f"at most), {distance.sigmas:.3g} standard deviations above"
+            knob = "draw validation documents from all of the data, and prepare them again"
+            confirm = "scalelab eval RUN on documents held out at random"
+            over = distance.value / distance.largest
+            findings.append(make_verdict("val_of_another_kind", "test", over, text, knob, confirm))
+    return findings
+
+
+CHECKS = (check_documents,)

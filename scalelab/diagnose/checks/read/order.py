@@ -1,0 +1,96 @@
+"""Judge the order in which a run read its windows against a shuffled one, within each source and stage of a mixture."""
+
+import numpy as np
+
+from scalelab.config import mixture_text
+from scalelab.config.steps import schedule_steps
+from scalelab.diagnose.checks.read.again.batches import Stretch, present
+from scalelab.diagnose.checks.read.again.shuffled import LEAST_VALUES, Finding, describe_rows, find_orders
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
+
+ORDER = "order against a shuffled null"
+CHECKED = 64  # steps whose size is held to the config's closed form
+
+
+def judge_order(evidence: Evidence, stretch: Stretch) -> Findings:
+    """Judge the order of a stretch that was read again, windows read twice in an epoch, and its steps' sizes."""
+    return [*_order(evidence, stretch), *_read_twice(stretch), *_sizes(evidence, stretch)]
+
+
+def _order(evidence: Evidence, stretch: Stretch) -> Findings:
+    assert evidence.data is not None
+    exists = present(stretch.numbers)
+    numbers, rows = stretch.numbers[exists], stretch.read[exists]
+    step = np.broadcast_to(stretch.steps[:, None], exists.shape)[exists]
+    jumps = np.concatenate([[0], np.cumsum(np.diff(stretch.steps) != 1)])  # between blocks places are not neighbours
+    at = np.arange(len(numbers)) + np.repeat(jumps * 2, exists.sum(axis=1))
+    stages = [stage.step for stage in mixture_text.parse_mixture(evidence.values["data.mixture"])]
+    stage = np.searchsorted(stages[1:], step, side="right") if len(stages) > 1 else np.zeros(len(step), int)
+    source = np.searchsorted(np.cumsum(list(stretch.batches.windows.sizes.values())), numbers, side="right")
+    found: list[Finding] = []
+    judged = False
+    for group in np.unique(np.stack([stage, source]), axis=1).T:
+        inside = (stage == group[0]) & (source == group[1])
+        if len(np.unique(numbers[inside])) < LEAST_VALUES:
+            continue
+        whole = inside.all()
+        places = at[inside] if whole else np.arange(inside.sum())
+        described = {"place in the corpus": numbers[inside]}
+        described |= describe_rows(rows[inside], evidence.data.dataset.separator)
+        judged = True
+        for name, values in described.items():
+            found += find_orders(values, places, name)
+    if not judged:
+        return [Gap("not_shuffled", "fewer than 16 windows were read", "more data")]
+    if not found:
+        declared = "; a mixture's stages are declared" if len(stages) > 1 else ""
+        return [Judged(ORDER + declared)]
+    strongest = sorted(found, key=lambda each: -each.over)
+    text = "the rows are not in a shuffled order: " + "; ".join(each.text for each in strongest[:2])
+    span = int(stretch.steps[0]) + 1, int(stretch.steps[-1]) + 1
+    knob = "shuffle the windows; an order that is meant is declared by the stages of data.mixture"
+    confirm = f"scalelab diagnose {evidence.quoted} --batch=STEP shows the rows of a step"
+    return [Judged(ORDER), make_verdict("not_shuffled", "test", 1 + strongest[0].over, text, knob, confirm, span)]
+
+
+def _read_twice(stretch: Stretch) -> Findings:
+    """Judge windows that are due twice within one epoch of their source, so that others are due never."""
+    batches, seq_len = stretch.batches, stretch.due.shape[2] - 1
+    ends = np.cumsum(list(batches.windows.sizes.values()))
+    names = list(batches.windows.sizes)
+    epochs = {name: tokens // seq_len for name, tokens in batches.unique_tokens.items()}
+    twice, total = 0, 0
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for step, numbers in zip(stretch.steps.tolist(), stretch.numbers, strict=True):
+        before, numbers = batches.rows_by_source(step), numbers[present(numbers)]
+        source = np.searchsorted(ends, numbers, side="right")
+        for i, name in enumerate(names):
+            mine = numbers[source == i]
+            epoch = (before[name] + np.arange(len(mine))) // max(epochs[name], 1)
+            seen[name].append(epoch * (int(ends[-1]) + 1) + mine)
+    for parts in seen.values():
+        keys = np.concatenate(parts)
+        twice, total = twice + len(keys) - len(np.unique(keys)), total + len(keys)
+    if not twice:
+        return [Judged("windows read twice or never in an epoch")]
+    text = f"{twice} of {total} windows read were read before in the same epoch, while others of it come never"
+    knob = "give each window of an epoch one place: a permutation, not draws"
+    confirm = "data/batches/order.py"
+    return [make_verdict("repeated_batches", "test", np.inf, text, knob, confirm)]
+
+
+def _sizes(evidence: Evidence, stretch: Stretch) -> Findings:
+    """Judge the tokens of steps against the config's batch, ramp and length."""
+    chosen = np.unique(np.linspace(0, len(stretch.steps) - 1, min(CHECKED, len(stretch.steps))).astype(int))
+    seq_len, config = stretch.due.shape[2] - 1, evidence.config
+    for i in chosen:
+        step = int(stretch.steps[i])
+        due = schedule_steps.tokens_before(config, step + 1) - schedule_steps.tokens_before(config, step)
+        read = int((stretch.read[i] >= 0).any(axis=1).sum()) * seq_len
+        if read != due and (stretch.read[i] == stretch.due[i]).all():
+            text = f"step {step + 1} reads {read:,} tokens, batch, ramp and length of the config make {due:,}"
+            knob = "train.global_batch, schedule.batch_start and model.seq_len as the data are read"
+            confirm = f"scalelab schedule {evidence.quoted}"
+            return [make_verdict("tokens_per_step", "test", np.inf, text, knob, confirm, (step + 1, step + 1))]
+    return [Judged("tokens a step")]

@@ -1,0 +1,57 @@
+"""Logged losses against those of the saved weights, and an LR against higher ones, by `diagnose --live`."""
+
+import json
+import shutil
+
+import pytest
+
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
+from scalelab.train.single import train_single
+from tests.diagnose.logged.runs import diagnosed, lines_of, small_config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run at a thirtieth of AdamW's own LR."""
+    folder = tmp_path_factory.mktemp("recomputed") / "run"
+    train_single(small_config(train__ema=0.9, optim__peak_lr=1e-4), folder)
+    return folder
+
+
+def edit(folder, target, change):
+    """Edit the line of a (kind, step)."""
+    kind, step = target
+    lines = [
+        line | change(line) if kind in line and line["step"] == step else line for line in lines_of(folder)
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_losses_are_those_of_the_saved_weights(trained):
+    evidence = gather_evidence(trained)
+    logged = {row["step"]: row["val_loss"] for row in evidence.evaluations}
+    again = probe_validation(evidence)
+    assert again["val/20"] == pytest.approx(logged[20], rel=1e-6)
+    assert again["val/60"] == pytest.approx(logged[60], rel=1e-6)
+    assert again["val_ema/60"] != pytest.approx(logged[60], rel=1e-6)
+    rows, lines = {row["step"]: row for row in evidence.rows}, probe_lines(evidence)
+    assert lines["line/21"]["train_loss"] == rows[21]["train_loss"]
+    assert lines["train_again/41"] == pytest.approx(rows[41]["train_loss"], rel=1e-6)
+
+
+@pytest.mark.full
+def test_false_lines_are_named_and_a_tenfold_lr_learns_faster(trained, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    verdicts, _, judged, _ = diagnosed(run, capsys, "--live")
+    assert list(verdicts) == ["lr_too_low"] and verdicts["lr_too_low"]["kind"] == "test"
+    assert verdicts["lr_too_low"]["knob"] == "optim.peak_lr=0.003"
+    assert "a validation loss is the checkpoint's (its weights, not their EMA)" in judged
+    rows = {line["step"]: line for line in lines_of(run) if "train_loss" in line}
+    edit(run, ("train_loss", 21), lambda line: {"train_loss": rows[20]["train_loss"]})
+    averaged = probe_validation(gather_evidence(run))["val_ema/60"]
+    edit(run, ("val_loss", 60), lambda line: {"val_loss": averaged})
+    verdicts, *_ = diagnosed(run, capsys, "--live")
+    assert "it is that of their EMA" in verdicts["val_loss_wrong"]["evidence"]
+    assert "it is the loss of the step before" in verdicts["log_wrong"]["evidence"]

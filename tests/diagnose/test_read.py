@@ -1,0 +1,217 @@
+"""What a run read, by `scalelab diagnose`: rows that are not those due, whether the code that did it is still there."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from checks.diagnosis.diagnose import forks
+from scalelab.__main__ import main
+from scalelab.data import dataset
+from scalelab.data.batches import mixture
+from scalelab.data.batches.batches import TrainBatches
+from scalelab.train.single import train_single
+from tests.train.resume.test_compatibility import config
+
+STEPS, HALF = 24, 12
+RUN = {"train__steps": STEPS, "train__global_batch": 4, "train__steps_per_dispatch": 4, "eval__every_steps": STEPS,
+       "checkpoint__every_steps": HALF}  # fmt: skip
+
+
+def diagnosed(folder, capsys):
+    """Exit code and answer of the command."""
+    capsys.readouterr()
+    code = main(["diagnose", str(folder), "--json=-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def of_room(answer):
+    """The verdicts of what was read, whatever else a run of some steps looks like."""
+    return {
+        verdict["cause"]: verdict
+        for verdict in answer["verdicts"]
+        if "read" in verdict["evidence"] or "row" in verdict["evidence"]
+    }
+
+
+def stop_at_half():
+    asked = iter(range(4, 10**6, 4))
+    return lambda: next(asked) >= HALF
+
+
+def half_again(number, batch):
+    return np.concatenate([batch[:2], batch[:2]])
+
+
+def without_targets(number, batch):
+    return np.where(np.arange(len(batch))[:, None] % 2, -1, batch)
+
+
+def other_tokens(number, batch):
+    return np.random.default_rng(number).permuted(batch, axis=1)
+
+
+FAULTS = {  # a fork, whether from a restart on: the cause, and words of its evidence
+    "equal rows": (lambda: forks.batches_edited(half_again), False, "equal_rows", "2 of 4 equal an earlier one"),
+    "empty rows": (lambda: forks.batches_edited(without_targets), False, "no_targets", "lost all their targets"),
+    "unshuffled": (forks.unshuffled, False, "not_shuffled", "order of the corpus"),
+    "scrambled": (lambda: forks.batches_edited(other_tokens), False, "other_rows", "read other rows than those due"),
+    "a cursor back": (lambda: forks.cursor_back(8, HALF), True, "bad_resume", "step 13 reads what was due at step 5"),
+    "a cursor ahead": (lambda: forks.cursor_back(-5, HALF), True, "bad_resume", "what was due at step 18, ahead"),
+    "a loop": (lambda: forks.cursor_back(6, 6), False, "repeated_batches", "step 7 reads what was due at step 1"),
+    "one batch": (lambda: forks.phrase_at(9), False, "data_outlier", "1 of 24 steps compared, from 10 to 10"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_that_are_not_due_are_a_cause(fault, tmp_path, capsys):
+    fork, restarts, cause, words = FAULTS[fault]
+    with contextlib.nullcontext() if restarts else fork():
+        train_single(config(**RUN), tmp_path / "run", stop=stop_at_half() if restarts else lambda: False)
+    if restarts:
+        with fork():
+            train_single(config(**RUN), tmp_path / "run")
+    code, answer = diagnosed(tmp_path / "run", capsys)  # the fault is gone: the step's own count convicts it
+    assert code == 1 and words in of_room(answer)[cause]["evidence"], answer["verdicts"]
+    with fork():
+        _, answer = diagnosed(tmp_path / "run", capsys)  # and while it is there
+    assert cause in [verdict["cause"] for verdict in answer["verdicts"]]
+
+
+SOUND = {
+    "plain": {}, "documents masked": {"data__documents": "mask"}, "accumulated": {"train__accumulate": 2},
+    "a ramp": {"train__accumulate": 4, "schedule__batch_start": 1, "schedule__batch_warmup_tokens": 400},
+    "sequences ramp": {"schedule__seq_start": 4, "schedule__seq_warmup_tokens": 600},
+    "three epochs of few tokens": {"data__unique_tokens": "400"}, "few lines": {"log__every_steps": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_sound_run_has_no_cause_in_what_it_read(case, tmp_path, capsys):
+    train_single(config(**RUN | SOUND[case]), tmp_path / "run", stop=stop_at_half())
+    train_single(config(**RUN | SOUND[case]), tmp_path / "run")
+    _, answer = diagnosed(tmp_path / "run", capsys)
+    assert of_room(answer) == {} and "rows of a batch differ" in answer["judged"], answer["verdicts"]
+
+
+def texts(n=240, words=90, seed=3):
+    """Documents of a language of bytes: each of 40 words is followed by one of eight others."""
+    rng = np.random.default_rng(seed)
+    vocabulary = [bytes(rng.integers(97, 123, 3 + i % 5, np.uint8)) for i in range(40)]
+    follows = rng.integers(0, 40, (40, 8))
+    documents = []
+    for _ in range(n):
+        word, chosen = int(rng.integers(40)), []
+        for choice in rng.integers(0, 8, words):
+            chosen.append(vocabulary[word])
+            word = int(follows[word, choice])
+        documents.append(b" ".join(chosen))
+    return documents
+
+
+def sound(path):
+    return texts()
+
+
+def near_copies(path):
+    """Every fourth document once more, with a line before it and a word changed."""
+    documents = texts()
+    again = [b"copied from elsewhere\n" + text.replace(text.split()[9], b"changed", 1) for text in documents[::4]]
+    return documents + again
+
+
+def one_long_document(path):
+    return [b" ".join(texts(200, seed=5)), texts(1, 200, seed=6)[0]]
+
+
+def kinds(path):
+    """Two kinds of documents, a third of them of letters of another case."""
+    return [text.upper() if i % 3 == 0 else text for i, text in enumerate(texts())]
+
+
+def split_by(choose):
+    """A split that holds out the documents that `choose` takes of their digests and sizes."""
+    return forks.replaced(dataset, "held_out_documents", lambda sizes, *_: set(choose(list(sizes))))
+
+
+CORPORA = {  # a source, a split: the cause, and words of its evidence
+    "near copies": ("near_copies", None, "near_duplicates", "are nearly another one"),
+    "validation in training": ("near_copies", lambda found: found[240:], "val_in_train", "60 of 60 validation"),
+    "another kind": ("kinds", lambda found: found[0:60:3], "val_of_another_kind", "standard deviations above"),
+    "sound": ("sound", None, "", ""),
+    "kinds, split at random": ("kinds", None, "", ""),
+    "one long document": ("one_long_document", None, "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CORPORA)
+def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
+    source, choose, cause, words = CORPORA[case]
+    changed = RUN | {"data__source": f"{__name__}:{source}", "data__cache_dir": str(tmp_path / "cache")}
+    with split_by(choose) if choose else contextlib.nullcontext():
+        train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
+    capsys.readouterr()
+    main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:{source}"])
+    answer = json.loads(capsys.readouterr().out)
+    causes = {verdict["cause"]: verdict for verdict in answer["verdicts"]}
+    wanted = ("near_duplicates", "val_in_train", "val_of_another_kind", "not_shuffled", "duplicated_documents")
+    assert [name for name in causes if name in wanted][:1] == [cause] * bool(cause), answer["verdicts"]
+    assert not cause or words in causes[cause]["evidence"]
+
+
+CALLS = []
+
+
+def drawn(path):
+    """Documents that change with every third time that they are asked for: preparing them takes three."""
+    CALLS.append(path)
+    return texts(seed=(len(CALLS) - 1) // 3)
+
+
+def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:drawn", "data__cache_dir": str(tmp_path / "cache")}
+    train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:drawn"]) == 1
+    first = json.loads(capsys.readouterr().out)["verdicts"][0]
+    assert first["cause"] == "unstable_source" and "other documents each time" in first["evidence"]
+
+
+def twice_in_an_epoch():
+    """Windows drawn anew at every place instead of permuted."""
+
+    def draw(positions, n, *_):
+        return np.random.default_rng(3).integers(0, n, 10**5)[positions]
+
+    return forks.replaced(mixture, "window_numbers", draw)
+
+
+def by_length(seed=0):
+    """The run's rows, sorted by their number of words."""
+    right = TrainBatches.numbered
+
+    def numbered(self, numbers, *rows):
+        batches = right(self, numbers, *rows)
+        due = self.windows[np.concatenate([self.window_numbers(n) for n in range(48)])]
+        ordered = due[np.argsort((due == 32).sum(axis=1), kind="stable")].reshape(-1, *batches.shape[1:])
+        return np.stack([ordered[n % 48] for n in numbers])
+
+    return forks.replaced(TrainBatches, "numbered", numbered)
+
+
+@pytest.mark.parametrize(
+    ("fork", "cause", "words"),
+    [
+        (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
+        (by_length, "not_shuffled", "follows the place in the stream"),
+    ],
+)
+def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "train__steps": 48}
+    with fork():
+        train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
+        capsys.readouterr()
+        main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:sound"])
+    causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
+    assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
