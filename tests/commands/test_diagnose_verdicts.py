@@ -62,7 +62,7 @@ def test_a_huge_lr_comes_first_with_the_warning_of_the_start(run, capsys):
 def test_every_answer_says_what_was_judged_by_the_lines_of_the_contract(run, capsys):
     code, text, found = diagnosed(capsys, run, "--accept=lr_too_high,decay_wrong,spike_growing", "--accept=not_finite")
     assert code == 0 and found["verdicts"] == [] and text.startswith("no cause found in what was judged")
-    assert "\naccepted: lr_too_high: update/weight norm" in text and found["accepted"][0]["cause"] == "lr_too_high"
+    assert "\naccepted: lr_too_high: " in text and found["accepted"][0]["cause"] == "lr_too_high"
     named = re.findall(r"^(\w+): judged: ", text, re.MULTILINE)
     assert tuple(named) == LINES == tuple(found["lines"])
     (code_line,) = [line for line in text.splitlines() if line.startswith("code: ")]

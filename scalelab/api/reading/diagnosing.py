@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from scalelab.api.arguments import Facts, Path, check_arguments
 from scalelab.api.door import Progress, cache_programs, silent
+from scalelab.diagnose.against import judge_against
 from scalelab.diagnose.batch import Sequence as ReadSequence
 from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.checks.causes import split_causes
@@ -53,8 +54,6 @@ def diagnose(
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
-        from scalelab.diagnose.against import judge_against
-
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
         diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     trials: Mapping[str, Trial] = {}
