@@ -62,6 +62,7 @@ CAUSES = {
     "data_outlier": "batches unlike the others made a spike",
     "source_stuck": "the loss of one source rises while the whole falls",
     # logged
+    "loss_scale_wrong": "the logged loss scale does not follow its rule",
     "val_loss_wrong": "a validation loss is not the checkpoint's",
     "train_loss_wrong": "a training loss is not that of its step",
     "bad_resume": "weights, moments, cursor or seed changed at a restart",
