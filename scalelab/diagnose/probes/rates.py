@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.config import flatten_hparams, replace_hparams
-from scalelab.diagnose.checks.settings.rates import SHORT_PATH, path_length
+from scalelab.diagnose.evidence import SHORT_PATH, Evidence, path_length, update_ratio
 from scalelab.diagnose.probes.recomputed import evaluated_subject, row_losses
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.train.step.step import jit_train_step
