@@ -98,7 +98,6 @@ CAUSES = {
     "low_precision_state": "weights or moments are stored in too few bits",
     "overflow": "steps are skipped for overflows",
     "underflow": "gradients become zero in the format",
-    "loss_scale_wrong": "the loss scale does not follow its rule",
     "loss_scale_collapses": "the loss scale only falls",
     # settings
     "lr_too_low": "the learning rate is too low",
