@@ -9,11 +9,15 @@ none; at 1.5 it flags 0, 8, 18, 0, 4, 0 steps, the former 0, 9, 25, 0, 13, 0.
 """
 
 import functools
+import sys
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from checks.shared import command_line
+from scalelab.__main__ import guarded
 from scalelab.config import Guard, group_hparams
 from scalelab.train.step import guard, incident
 
@@ -73,8 +77,13 @@ def _scan():
     return jax.jit(lambda both: jax.lax.scan(body, guard.init_guard(rule), rows(both))[1])
 
 
-def main() -> None:
-    """Print the table."""
+def main(argv: Sequence[str]) -> int:
+    """Print the table. Exit code: 0 done, 2 bad input."""
+    return guarded("noise", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    command_line("diagnosis.noise", __doc__).parse_args(argv)
     heads = "flags before", "now", "threshold / loss at 100: before", "now", "at 200: before", "now"
     print(f"{'noise':16}" + "".join(f"{head:>{len(head) + 3}}" for head in heads))
     for kind in KINDS:
@@ -90,7 +99,8 @@ def main() -> None:
         numbers = f"{flags[0]}", f"{flags[1]}", *(f"{mean:.2f}" for mean in np.mean(ratios, axis=0))
         print(f"{kind:16}" + "".join(f"{x:>{len(head) + 3}}" for x, head in zip(numbers, heads, strict=True)))
     print(f"of {len(SEEDS) * STEPS} steps each")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ def decayed(tmp_path_factory):
     )
 
 
+@pytest.mark.full
 def test_a_knob_that_cures_is_shown_to_cure(decayed, capsys):
     before = {path: path.read_bytes() for path in decayed.rglob("*") if path.is_file()}
     assert main(["diagnose", str(decayed)]) == 1

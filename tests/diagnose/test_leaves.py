@@ -26,6 +26,7 @@ from scalelab.train.checkpoints.restore import read_arrays
 from scalelab.train.single import train_single
 from tests.diagnose.evidences import healthy
 from tests.diagnose.saved_steps import edit_arrays
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 
 ADAM = "opt_state.1"
@@ -128,7 +129,7 @@ EDITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("name", one_in(8, EDITS))
 def test_an_edited_step_is_named_with_its_leaf(name, run, capsys):
     edit, cause, words = EDITS[name]
     edit_arrays(run, 4, lambda arrays: edit(run, arrays))

@@ -15,6 +15,7 @@ from scalelab.data import dataset
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import ROOT
 
@@ -68,7 +69,7 @@ FAULTS = {  # a fork, whether from a restart on: the cause, and words of its evi
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", one_in(8, FAULTS))
 def test_rows_that_are_not_due_are_a_cause(fault, tmp_path, capsys):
     fork, restarts, cause, words = FAULTS[fault]
     with contextlib.nullcontext() if restarts else fork():
@@ -91,7 +92,7 @@ SOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SOUND)
+@pytest.mark.parametrize("case", one_in(7, SOUND))
 def test_a_sound_run_has_no_cause_in_what_it_read(case, tmp_path, capsys):
     train_single(config(**RUN | SOUND[case]), tmp_path / "run", stop=stop_at_half())
     train_single(config(**RUN | SOUND[case]), tmp_path / "run")
@@ -149,7 +150,7 @@ CORPORA = {  # a source, a split: the cause, and words of its evidence
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CORPORA)
+@pytest.mark.parametrize("case", one_in(6, CORPORA))
 def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
     source, choose, cause, words = CORPORA[case]
     changed = RUN | {"data__source": f"{__name__}:{source}", "data__cache_dir": str(tmp_path / "cache")}
@@ -206,10 +207,13 @@ def by_length(seed=0):
 
 @pytest.mark.parametrize(
     ("fork", "cause", "words"),
-    [
-        (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
-        (by_length, "not_shuffled", "follows the place in the stream"),
-    ],
+    one_in(
+        2,
+        [
+            (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
+            (by_length, "not_shuffled", "follows the place in the stream"),
+        ],
+    ),
 )
 def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path, capsys):
     changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "train__steps": 48}
@@ -241,6 +245,7 @@ with mock.patch.object(program.rows, "assemble_global_array", of_one_rank):
 """
 
 
+@pytest.mark.full
 def test_data_ranks_that_read_the_same_rows_are_a_cause(tmp_path, capsys):
     """On two devices the step's own count tells ranks that read the rows of one; a sound mesh has no cause."""
     sound, planted = tmp_path / "sound", tmp_path / "planted"

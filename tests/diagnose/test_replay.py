@@ -186,6 +186,7 @@ def planted(tmp_path_factory):
         return folder, api.replay(f"{folder}@22..33", find_batches=True, after=10)
 
 
+@pytest.mark.full
 def test_four_planted_batches_are_all_named_not_the_first_alone(planted):
     _, result = planted
     assert result["batches"]["steps"] == [number + 1 for number in PLANTED], result["answer"]

@@ -60,6 +60,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "names",
     [SOME, pytest.param([n for n in OPTIMIZERS if n not in SOME], marks=pytest.mark.slow)],

@@ -20,6 +20,7 @@ def of_block(block, layout, layers=4):
     return dataclasses.replace(static, model=dataclasses.replace(static.model, block=block))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", [Layout(), Layout(data=2, fsdp=2, tensor=2, sequence=True)], ids=str)
 def test_a_plan_of_stacks_is_that_of_their_layers(layout):
     blocks = "sequential", "sequential=1,sequential=3", "parallel=1,sequential=3", "parallel"

@@ -154,6 +154,8 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "update_wrong": ("leaf_out_of_scale", "no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
     "bit_flip": (*BLOW_UP, "lr_too_high"),
     "measures_disagree": ("moments_poisoned",),
+    "near_duplicates": ("val_in_train",),
+    "not_shuffled": ("other_rows",),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),
     "repeated_data": ("logit_drift",),

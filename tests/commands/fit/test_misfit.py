@@ -39,6 +39,7 @@ def answer(capsys, *argv):
     return json.loads(printed(capsys, *argv, "--json"))
 
 
+@pytest.mark.full
 def test_the_best_size_of_a_bent_truth_is_inside_at_33_times_the_compute(capsys, tmp_path):
     """Six studies whose form test has no power. Without the misfit half of the intervals hold the best size."""
     grid = np.geomspace(1e8, 1e11, 4000)

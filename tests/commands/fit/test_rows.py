@@ -118,6 +118,7 @@ def test_unknown_words_are_asked_about(capsys, tmp_path):
     assert "has no column status or state" in refused(capsys, path, "--finished=x")
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_not_a_final_loss(capsys, tmp_path):
     """Checkpoints before the decay lie 5 % above: they are left out, said, and fitted if asked for."""
     rows = list(runs(count=16, rows=10, slope=0.05))

@@ -13,6 +13,7 @@ from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.single import train_single
 from tests.diagnose.evidences import causes, healthy
 from tests.diagnose.logged.runs import change_lines, diagnosed, lines_of, small_config, write_lines
+from tests.quick import one_in
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ PATTERNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", one_in(8, PATTERNS))
 def test_an_lr_unlike_the_declared_one_is_named_with_its_pattern(name, run, capsys):
     rates, words = PATTERNS[name]
     with_rates(run, rates(run))

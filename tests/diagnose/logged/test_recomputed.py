@@ -31,6 +31,7 @@ def edit(folder, target, change):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.full
 def test_losses_are_those_of_the_saved_weights(trained):
     evidence = gather_evidence(trained)
     logged = {row["step"]: row["val_loss"] for row in evidence.evaluations}

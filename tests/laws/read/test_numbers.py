@@ -82,6 +82,7 @@ def test_the_table_tells_its_decimal_mark(cells, mark):
     assert find_decimal_mark(zip(words[::2], words[1::2], strict=True)) == mark
 
 
+@pytest.mark.full
 @given(value=st.floats(min_value=1e-300, max_value=1e300), whole=st.integers(1, 10**15))
 def test_written_by_a_program_and_read_back_to_the_bit(value, whole):
     assert parse_number(repr(value), "loss") == value and is_plain(repr(value), value)

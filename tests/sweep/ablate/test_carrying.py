@@ -82,6 +82,7 @@ def test_values_are_carried_near_the_best_of_every_rung_also_where_the_losses_ha
     assert {run["optim"]["peak_lr"] for run in runs} == {rates[1e10]} and "WARNING" not in printed.out
 
 
+@pytest.mark.full
 def test_a_value_that_its_own_trials_speak_against_is_named_in_all_places(ablate):
     """At the least budget the best lies three octaves above where the line of all three rungs goes."""
 

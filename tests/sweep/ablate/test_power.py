@@ -44,6 +44,7 @@ def seeds(tmp_path):
     return tmp_path / "earlier", (squares / 3) ** 0.5
 
 
+@pytest.mark.full
 def test_the_plan_says_that_three_budgets_cannot_predict_the_third(capsys):
     assert CANNOT in planned(capsys)["limits"][0]
     assert main(arguments("--plan")) == 0

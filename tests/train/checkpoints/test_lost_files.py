@@ -76,6 +76,7 @@ def test_a_finished_run_whose_metrics_are_gone_ends_as_it_did(run, finished, sta
     assert math.isclose(result["val_loss"], finished[1]["val_loss"], rel_tol=1e-6)
 
 
+@pytest.mark.full
 def test_a_trial_deleted_from_a_sweep_is_scored_again_from_its_packs_checkpoint(tmp_path):
     trials = {name: config(train__seed=seed, sweep__pack="turn") for name, seed in (("a", 0), ("b", 1))}
     verdicts = run_sweep(tmp_path, trials)

@@ -145,6 +145,7 @@ def test_the_compiled_step_is_without_the_gradients_of_all_layers():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_step_that_is_not_finite_moves_no_layer():
     """The first backward knows the norm of the whole gradient before the second moves anything."""
     _, by_layer, state, h = compiled_steps()

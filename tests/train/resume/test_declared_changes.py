@@ -21,6 +21,7 @@ def causes(folder, capsys):
     return {verdict["cause"] for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
 
 
+@pytest.mark.full
 def test_a_cured_run_is_not_blamed_for_its_cure_or_for_what_it_undid(tmp_path, capsys):
     folder = tmp_path / "run"
     overrides = [f"--config.{key}={value}" for key, value in (SMALL | WORDS).items()]

@@ -51,6 +51,7 @@ def health_of(folder):
     return {step: manifest.read_manifest(place / str(step))["health"]["run"] for step in manifest.list_steps(place)}
 
 
+@pytest.mark.full
 def test_data_that_get_harder_for_good_end_in_a_new_level_and_cost_no_step(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainBatches, "numbered", harder)
     result = train_single(config(**{"guard.policy": "rewind", "train.steps": 340}), tmp_path)
@@ -83,6 +84,7 @@ def test_a_start_that_diverges_is_skipped_and_slowed_down(tmp_path):
         assert verdict.startswith("suspect") or np.median(losses[step - 8 : step]) < UNIFORM + 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clip", [1.0, 1e9])
 def test_a_start_that_diverges_goes_back_to_step_0_with_a_lower_rate(clip, tmp_path):
     options = {"guard.policy": "rewind", "optim.clip_norm": clip, "optim.peak_lr": 3.0 if clip == 1 else 30.0}
@@ -96,6 +98,7 @@ def test_a_start_that_diverges_goes_back_to_step_0_with_a_lower_rate(clip, tmp_p
     assert set(health_of(tmp_path).values()) == {"healthy"}
 
 
+@pytest.mark.full
 def test_a_memory_that_the_version_before_has_saved_is_read(tmp_path, monkeypatch):
     def former(state):
         old, step = jax.device_get(state.guard), int(state.step)

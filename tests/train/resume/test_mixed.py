@@ -150,6 +150,7 @@ def test_nothing_is_written_before_all_is_accepted(half, refused):
     assert train_single(constant(), half)["resumed_from"] == 4  # the original command, as ever
 
 
+@pytest.mark.full
 def test_trials_of_a_pack_change_their_optimizer_together(tmp_path):
     seeds = {"a": {}, "b": {"train__seed": 3}}
     run_sweep(tmp_path, {name: constant(**seed, train__steps=4) for name, seed in seeds.items()})

@@ -68,6 +68,7 @@ def test_a_finished_run_names_the_step_of_its_record_and_no_digest(purged, finis
     assert f"done at step {STEPS}" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_trial_of_a_sweep_likewise(tmp_path, capsys):
     grid = tmp_path / "seeds.py"
     grid.write_text(

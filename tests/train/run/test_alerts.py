@@ -92,8 +92,10 @@ def test_a_command_that_a_stored_config_names_is_not_run(tmp_path, capsys, monke
 
 
 def test_a_run_that_the_guard_ends_has_an_exit_code_of_its_own(tmp_path, capsys):
-    keys = {"optim.name": "momentum", "optim.peak_lr": 3.0, "guard.sigmas": 6.0, "train.steps": 160}
-    arguments = words(tmp_path / "run", **keys, **{"eval.every_steps": 160, "guard.policy": "skip"})
+    """An LR without hope: the first steps are skipped and slowed down in vain."""
+    keys = {"optim.peak_lr": 300.0, "guard.sigmas": 6.0}
+    steps = {"train.steps": 160, "eval.every_steps": 160}
+    arguments = words(tmp_path / "run", **keys, **steps, **{"guard.policy": "skip"})
     assert main(arguments) == 3
     assert records.read_record(tmp_path / "run")["ended_by"] == "guard"
     capsys.readouterr()

@@ -1,5 +1,7 @@
 """A flagged step is taken again: a term of the loss whose arithmetic fails once, as a broken core's would."""
 
+import pytest
+
 from scalelab.__main__ import main
 from scalelab.record import records
 from tests.train.run.test_alarms import SMALL
@@ -48,6 +50,7 @@ def test_a_fault_that_passes_is_the_hardwares_and_the_run_goes_on_as_if_it_had_n
     assert not [event for event in events(sound) if event["signal"] == "hardware"]
 
 
+@pytest.mark.full
 def test_a_bad_batch_gives_the_same_bits_twice_and_changes_nothing(tmp_path, monkeypatch):
     """A flag of the data: noise beyond half a standard deviation."""
     flagged = {"guard.sigmas": 0.5}
@@ -59,6 +62,7 @@ def test_a_bad_batch_gives_the_same_bits_twice_and_changes_nothing(tmp_path, mon
     assert [line["grad_norm"] for line in lines[0]] == [line["grad_norm"] for line in lines[1]]
 
 
+@pytest.mark.full
 def test_under_watch_the_fault_is_said_and_nothing_changed(tmp_path, monkeypatch, capsys):
     code, run = train("watched", tmp_path, monkeypatch, [18], **{"guard.policy": "watch"})
     (event,) = [event for event in events(run) if event["signal"] == "hardware"]
@@ -66,11 +70,13 @@ def test_under_watch_the_fault_is_said_and_nothing_changed(tmp_path, monkeypatch
     assert "leave out" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_core_that_never_computes_the_same_ends_a_run_whose_guard_acts(tmp_path, monkeypatch, capsys):
     code, _ = train("broken", tmp_path, monkeypatch, [18, 22, 29])
     assert code == 1 and "others again" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_copy_is_counted_in_the_plan(capsys):
     arguments = ["plan", "--config=configs/tiny.py", "--hardware=cpu", "--json"]
     assert main(arguments) == 0

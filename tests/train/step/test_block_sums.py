@@ -88,6 +88,7 @@ def test_they_are_the_same_in_micro_batches(changes):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6), split_sums.block, sums.block)
 
 
+@pytest.mark.full
 def test_a_step_logs_them_summed_over_layers_and_by_layer():
     static, h = setting(**ROUTED, **{"log.layers_every": 1, "train.accumulate": 2})
     _, metrics = step(static, init(static, h), batches()[0], h)

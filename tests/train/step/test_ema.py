@@ -62,6 +62,7 @@ def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(prec
     assert relative(states[6].ema.mean, states[6].params) > 1e-3  # or the two could be mistaken for each other
 
 
+@pytest.mark.full
 def test_without_it_nothing_is_kept_and_with_it_the_weights_are_the_same():
     (static, h), (_, off) = setting(**{"train.ema": DECAY}), setting()
     assert jax.tree.leaves(state_lib.state_shapes(setting()[0]).ema) == [] and off._fields == h._fields

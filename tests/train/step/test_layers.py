@@ -235,6 +235,7 @@ def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_i
     assert shares[0] < 0.01 < shares[1] < shares[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [

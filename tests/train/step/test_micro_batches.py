@@ -115,6 +115,7 @@ def test_sums_of_blocks_are_those_of_the_other_micro_batches():
     assert [metrics[name] for name in names] == [seen[name] for name in names] and metrics["block/router_z"] > 0
 
 
+@pytest.mark.full
 def test_a_calm_step_keeps_its_bits_and_one_without_a_finite_part_or_budget_moves_none():
     static, h = setting(**SKIPS, **{"optim.name": "adamw"})
     off, _ = setting(**{"train.accumulate": PARTS, "optim.name": "adamw", "guard.policy": "off"})

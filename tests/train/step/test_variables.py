@@ -23,7 +23,7 @@ from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage.spec import make_train_spec
-from scalelab.train.resume import rewind, weights
+from scalelab.train.resume import change, weights
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
@@ -31,6 +31,7 @@ from scalelab.train.step.gradients import pass_inputs, scaled_gradients
 from scalelab.train.step.program import sequential_program, traced_hparams, vmapped_program
 from scalelab.train.step.step import train_step
 from scalelab.train.step.variables import Part, whole_on_devices
+from tests.quick import one_in
 from tests.train.resume import test_rewind
 from tests.train.runs import ROOT, SMALL, command, run_here, wait_for
 
@@ -90,6 +91,7 @@ def shift(run, ema=False):
     return float(values[0, 0])
 
 
+@pytest.mark.full
 def test_it_moves_with_accepted_steps_and_a_killed_run_goes_on_with_it(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder, _ = trained
@@ -197,7 +199,7 @@ def setting(block, **changes):
     return config_lib.static(config), config_lib.hparams(config)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", one_in(2, [1, 2]))
 def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumulate):
     static, hparams = setting(routed, **{"train.accumulate": accumulate})
     h, tokens = traced_hparams(hparams), np.random.default_rng(1).integers(0, 32, (8, 17)).astype(np.int32)
@@ -223,7 +225,7 @@ def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
     zero = lambda static, params: jnp.zeros((), jnp.int32)  # noqa: E731
     count = Part("seen", zero, lambda _, n, outcome: (n + 1, {"mine/seen": n}), fresh_with_moments=True)
     caches = state_lib._shapes, step_lib.jit_train_step
-    for module in (state_lib, rewind):
+    for module in (state_lib, change):
         monkeypatch.setattr(module, "PARTS", (*state_lib.PARTS[:5], count))
     for cache in caches:
         cache.cache_clear()
@@ -238,8 +240,8 @@ def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
         shapes, specs = (f(spec.static) for f in (state_lib.state_shapes, state_lib.state_specs))
         assert shapes.variables["seen"].dtype == jnp.int32 and specs.variables == {"seen": jax.sharding.PartitionSpec()}
         assert describe_leaves({"run": after})["run.variables.seen"] == "int32[]"  # as a checkpoint holds it
-        assert rewind.apply_change(after, spec, rewind.Change(0.5)).variables == {"seen": 1}
-        assert rewind.apply_change(after, spec, rewind.Change(0.5, reset=True)).variables == {"seen": 0}
+        assert change.apply_change(after, spec, change.Change(0.5)).variables == {"seen": 1}
+        assert change.apply_change(after, spec, change.Change(0.5, reset=True)).variables == {"seen": 0}
     finally:
         monkeypatch.undo()
         for cache in caches:

@@ -111,7 +111,7 @@ def open_command(run: TrackedRun, report: SinkReport) -> MetricSink | None:
             complain(f"ended, as it still ran {LONGEST_S:.0f} s after the run's last step")
         running.clear()
 
-    return MetricSink(lambda step, scalars: None, close, alert=alert)
+    return MetricSink(lambda step, scalars: None, close, alert=alert, is_outside=True)
 
 
 def make_listener(name: str, sinks: list[MetricSink], report: SinkReport) -> Callable[[Alarm], None]:
@@ -122,13 +122,14 @@ def make_listener(name: str, sinks: list[MetricSink], report: SinkReport) -> Cal
         nonlocal lines
         if not is_told(event["kind"], event):
             return
-        lines += 1
-        if lines <= MOST_LINES:
+        is_stalled = event["kind"] == "stalled"  # which the terminal is told by what ends the process
+        lines += not is_stalled
+        if lines <= MOST_LINES and not is_stalled:
             where = "" if event["step"] is None else f"step {event['step']}: "
             more = "; further alarms stand in its events.jsonl alone" if lines == MOST_LINES else ""
             report.progress({"warning": f"{name}: {where}{event['text']}{more}"})
-        for sink in sinks if event["kind"] != "stalled" else ():  # a tracker may be what the run waits for
-            if sink.alert:
+        for sink in sinks:
+            if sink.alert and (sink.is_outside or not is_stalled):  # a tracker may be what the run waits for
                 sink.alert(event)
 
     return listen

@@ -122,10 +122,10 @@ def logged_counts(evidence: Evidence, steps: np.ndarray) -> dict[str, np.ndarray
     """{name: values [n]} of the metrics `read/…` of these steps (from 0); NaN where they were not logged."""
     by_step = {row["step"] - 1: row for row in evidence.rows if "read/digest" in row}
     rows: list[Any] = [by_step.get(step, {}) for step in steps.tolist()]
-    names = {"digest": "digest", "equal": "equal_rows", "empty": "empty_rows", "targets": "targets"}
-    return {
-        name: np.array([float(row.get(f"read/{metric}", np.nan)) for row in rows]) for name, metric in names.items()
-    }
+    names = {
+        "digest": "read/digest", "equal": "read/equal_rows", "empty": "read/empty_rows", "targets": "read/targets",
+    }  # fmt: skip
+    return {name: np.array([float(row.get(metric, np.nan)) for row in rows]) for name, metric in names.items()}
 
 
 def present(numbers: np.ndarray) -> np.ndarray:
