@@ -13,7 +13,6 @@ TINY = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.
         "--config.model.vocab_size=64", "--config.train.steps=200", "--config.eval.batches=4"]  # fmt: skip
 
 
-@pytest.mark.full
 def test_from_a_recipe_to_its_learning_rate(tmp_path, capsys):
     out = tmp_path / "new" / "filled.py"
     at = f"--json={tmp_path / 'proxy.json'}"

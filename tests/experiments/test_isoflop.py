@@ -140,7 +140,6 @@ class ByLaw(TrainHere):
         return dict.fromkeys(jobs, 0)
 
 
-@pytest.mark.full
 def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monkeypatch, capsys):
     """The whole study is trained in `make test-slow`; here its trials are a law's."""
     monkeypatch.setattr(choice, "WorkerPool", ByLaw)

@@ -65,7 +65,6 @@ def lines(program, *arguments):
 FEW, MORE = "fsdp+tensor+sequence", "fsdp,hsdp,fsdp+tensor,context+fsdp+tensor+sequence,zero2,gpipe+fsdp"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("precision", "layouts", "most"),
     [

@@ -25,8 +25,8 @@ class MetricSink(NamedTuple):
     """A mirror: `write(step, scalars)`, and `close()`, which puts everything on disk.
 
     `last` is the last step that it holds from former processes: later lines of the past are written to it again. None:
-    it needs nothing of the past. `alert(event)` takes an alarm (`alerts.py`); None: it has no use for one. `is_outside`:
-    another process does the work, so that nothing of a run that hangs can hold it up.
+    it needs nothing of the past. `alert(event)` takes an alarm (`alerts.py`); None: it has no use for one.
+    `is_outside`: another process does the work, so that nothing of a run that hangs can hold it up.
     """
 
     write: Write
