@@ -3,8 +3,8 @@
     python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm] [--workdir=DIR]
 
 Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
-the run without it, over two seeds. A whole half at both sizes takes an hour of CPU; it writes contract_HALF.json and
-.md into checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
+the run without it, over two seeds. A whole half takes an hour of CPU; it writes contract_HALF.json and .md into
+checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
 
     python -m checks.diagnosis.contract --only="rows twice in a batch"
 """
@@ -52,7 +52,7 @@ def _main(argv: Sequence[str]) -> int:
         rows.append(_row(options, case, number))
         print(f"{done}/{len(jobs)} {_describe(rows[-1])}", file=sys.stderr, flush=True)
     result = result_header("diagnosis.contract", argv) | {"half": options.half} | count_rows(rows) | {"rows": rows}
-    if len(chosen) == len(cases) and options.sizes == 2:
+    if len(chosen) == len(cases):
         write_result(RESULTS, f"contract_{options.half}", result, format_page(result))
     if options.json != "-":
         print(format_page(result))

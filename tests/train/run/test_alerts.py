@@ -33,6 +33,8 @@ def told(events):
 def test_the_first_flag_of_an_incident_is_told_and_each_shape_that_does_not_pass():
     first = [("guard", "loss"), ("guard", "grad_norm"), ("guard", "loss"), ("guard", "growing"), ("guard", "loss")]
     assert told(first) == [True, False, False, True, False]
+    anew = [("guard", "loss"), ("guard", "loss"), ("guard", "new_level"), ("guard", "loss")]
+    assert told(anew) == [True, False, True, True]
     passed = [("guard", "loss"), ("guard", "benign"), ("done", ""), ("guard", "loss"), ("skip", "bad")]
     assert told(passed) == [True, False, False, True, False]
     assert told([("guard", "risen"), ("guard", "climbing"), ("diverged", ""), ("warning", "")]) == [True] * 3 + [False]

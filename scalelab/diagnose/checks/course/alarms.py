@@ -12,8 +12,9 @@ from scalelab.diagnose.statistics import SIGMAS
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 from scalelab.precision.policy import POLICIES
 
-LASTING = ("persistent", "growing")  # shapes of a lasting incident (train/step/incident.py)
+LASTING = ("persistent", "growing", "new_level")  # shapes of a lasting incident (train/step/incident.py)
 PASSED = ("benign", "slow")
+ENDED = (*PASSED, "new_level")  # shapes after which the next flag begins an incident
 BAD_STEPS = 3  # least number of steps skipped for numbers that are not finite; fewer are judged by their effects
 
 NO_GUARD = [Gap("guard_alarms", "guard.policy=off", "guard.policy=watch")]
@@ -50,7 +51,7 @@ def incidents(evidence: Evidence) -> list[Incident]:
                 )
         elif signal in (*LASTING, *PASSED) and current is not None:
             current = current._replace(shape=str(signal), last=max(current.last, step))
-            if signal in PASSED:
+            if signal in ENDED:
                 closed, current = [*closed, current], None
     return [*closed, *([current] if current else [])]
 

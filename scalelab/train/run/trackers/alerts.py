@@ -40,7 +40,7 @@ def make_filter() -> Callable[[str, Mapping[str, Any]], bool]:
             in_incident &= signal not in PASSED
             return False
         told = signal not in FLAGS or not in_incident
-        in_incident |= signal in FLAGS
+        in_incident = signal != "new_level" and (in_incident or signal in FLAGS)
         return told
 
     return is_told
