@@ -4,7 +4,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Judged, make_verdict
 from scalelab.precision.policy import POLICIES
 
-ASKED = "code: number formats of sums, logits, loss and gradients are those of the precision policy"
+ASKED = "number formats of sums, logits, loss and gradients are those of the precision policy"
 BITS = {"float32": 24, "tensorfloat32": 11, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
 EVERYWHERE = {"logits": "logits", "loss": "the loss", "gradients": "gradients of parameters"}
 # Roles that an optimizer's own arithmetic has as well, which may be narrow on purpose (Muon's products).

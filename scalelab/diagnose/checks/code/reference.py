@@ -8,7 +8,7 @@ from scalelab.diagnose.probes.reference.compare import Difference
 from scalelab.diagnose.probes.reference.probe import Comparison, Sides, common_factor
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
-ASKED = "code: loss and gradient of the trained program against a plain reference"
+ASKED = "loss and gradient of the trained program against a plain reference"
 ANSWERED = ("mask_leak", "label_shift", "missing_1_over_K")  # direct tests that explain a difference by themselves
 NAMED = 3  # parameters that a line names
 
