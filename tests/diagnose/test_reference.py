@@ -218,7 +218,6 @@ import dataclasses, jax
 from scalelab.config import Layout
 from scalelab.diagnose.checks.code.reference import check_reference
 from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
-from scalelab.diagnose.verdict import Verdict
 from scalelab.train.step import step
 from tests.diagnose.evidences import healthy
 from tests.diagnose.subjects import make_subject

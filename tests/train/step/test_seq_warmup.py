@@ -52,7 +52,7 @@ def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     shape = dataclasses.replace(STATIC.model, seq_len=length)
     small = dataclasses.replace(STATIC, model=shape, global_batch=BATCH * SEQ_LEN // length)
     wanted, expected = step(small, state, short(tokens, length), H)
-    for name in expected.keys() - {"read/digest"}:  # of the rows as they were given
+    for name in expected.keys() - {"read/digest", "read/equal_rows"}:  # of the rows as they were given
         np.testing.assert_allclose(log[name], expected[name], rtol=2e-6, err_msg=name)
     assert relative((result.params, result.opt_state), (wanted.params, wanted.opt_state)) < 2e-6
     full, _ = step(STATIC, state, tokens, H)
