@@ -129,6 +129,13 @@ def written_causes():
     written = {}
     for path in sorted(ROOT.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Assign) and getattr(call.targets[0], "id", "") == "cause":
+                names = [each.value for each in ast.walk(call.value) if isinstance(each, ast.Constant)]
+                chosen = call.value.test if isinstance(call.value, ast.IfExp) else ast.Constant("")
+                asked = {each.value for each in ast.walk(chosen) if isinstance(each, ast.Constant)}
+                written |= {
+                    name: path.relative_to(ROOT) for name in names if isinstance(name, str) and name not in asked
+                }
             name = getattr(getattr(call, "func", None), "id", "")
             if name in MAKERS and call.args and isinstance(call.args[0], ast.Constant):
                 written[call.args[0].value] = path.relative_to(ROOT)

@@ -63,6 +63,8 @@ CAUSES = {
     "source_stuck": "the loss of one source rises while the whole falls",
     # logged
     "loss_scale_wrong": "the logged loss scale does not follow its rule",
+    "log_wrong": "logged numbers contradict each other, or the step taken again",
+    "tokens_wrong": "logged tokens are not those of the batches",
     "val_loss_wrong": "a validation loss is not the checkpoint's",
     "train_loss_wrong": "a training loss is not that of its step",
     "bad_resume": "weights, moments, cursor or seed changed at a restart",
@@ -124,6 +126,16 @@ NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses",
 LOGITS = ("attention_logits", "logit_drift")
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
 BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "dead_units")
+# What a program that computes something else leaves in logs and in steps that the reference program takes again.
+OTHER_STEPS = (
+    "log_wrong",
+    "train_loss_wrong",
+    "val_loss_wrong",
+    "update_wrong",
+    "moments_wrong",
+    "bit_flip",
+    "rows_stuck",
+)
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "lr_too_high": (*BLOW_UP, "leaf_out_of_scale", "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
@@ -156,6 +168,8 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "measures_disagree": ("moments_poisoned",),
     "near_duplicates": ("val_in_train",),
     "not_shuffled": ("other_rows",),
+    **{cause: (*OTHER_STEPS, *BLOW_UP, "lr_too_high") for cause in CAUSES if cause.startswith("code_")},
+    "tokens_lost": ("code_targets", "code_loss", *OTHER_STEPS),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),
     "repeated_data": ("logit_drift",),
