@@ -180,7 +180,7 @@ def _interval(nats: float, error: float | None) -> str:
 def above_lowest(incidents: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
     """{arm that works in a seed at least: (nats above the one that ends lowest on average, half its interval)}.
 
-    Differences are within a seed, so what a seed does to all arms is no noise. Student's intervals of all pairs of arms
+    Differences are within a seed, so what a seed does to all is not noise. Student's intervals of all pairs of arms
     hold together with 95 % (Bonferroni); None of one seed.
     """
     rows = [row for one in incidents for row in one["arms"]]

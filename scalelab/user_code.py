@@ -46,10 +46,11 @@ _sources: dict[tuple[str, ...], dict[str, str]] = {}  # likewise -> SHA-256 of i
 def trust_names(*names: Any) -> None:
     """Allow these names (`pkg.mod:fn`, or several with commas; else ignored) to be imported in this process.
 
-    What follows a name behind `=` is not part of it (`model.block`: its layers).
+    What follows a name behind `=` is not part of it (`model.block`: its layers). A command (`command:…`) is one word.
     """
     texts = [text for text in names if isinstance(text, str) and ":" in text]
-    _trusted.update(name.partition("=")[0].strip() for text in texts for name in text.split(","))
+    listed = [name for text in texts if not text.startswith("command:") for name in text.split(",")]
+    _trusted.update(name.partition("=")[0].strip() for name in listed)
     _trusted.update(text.strip() for text in texts)
 
 

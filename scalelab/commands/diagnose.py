@@ -16,7 +16,7 @@ sequences by gradient norm and loss on the weights saved before, with source, fi
 --try trains the first 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a
 folder that is deleted, and says with numbers whether it cures; a knob that does not is printed as tried in vain.
 --accept names causes that are meant (no decay, an order on purpose), as the config key diagnose.accept does: they are
-listed as accepted and are no findings; nothing else is hidden.
+listed as accepted and are not findings; nothing else is hidden.
 
 A run that was trained elsewhere is judged by what it has: a metrics.jsonl without a config, or a CSV file with the
 columns step, train_loss (or loss), and lr, grad_norm, val_loss, … if there are. What can't be judged by them is named.

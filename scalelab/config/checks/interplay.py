@@ -92,7 +92,7 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
         ("model.rope_theta", model.position == "rope", f"with model.position={model.position!r}"),
         ("data.path", config.data.source in ("text", "prepared") or ":" in config.data.source, _source(config)),
         ("data.language_seed data.n_tokens", config.data.source == "synthetic", _source(config)),
-        ("guard.window guard.minimum guard.sigmas", GUARD_POLICIES[config.guard.policy].watches,
+        ("guard.window guard.minimum guard.sigmas guard.rerun", GUARD_POLICIES[config.guard.policy].watches,
             f"with guard.policy={config.guard.policy!r}"),
         ("schedule.hold_steps", not 0 < schedule.hold_steps < schedule.warmup_steps or name != "inverse_sqrt",
             f"within schedule.warmup_steps={schedule.warmup_steps}"),

@@ -137,7 +137,7 @@ def _prepare(
         for i, (run, memory) in enumerate(zip(runs, memories, strict=True))
     ]
     reader = MetricReader(runs, feed, session.progress, pulse, alarms)
-    rerun = Rerun(runs, program) if runs[0].config.guard.rerun else None
+    rerun = Rerun(runs, program) if runs[0].spec.static.guard.rerun else None
     return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session, rerun)
 
 

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 
+from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.run.trackers.alerts import make_filter
 from tests.train.run.test_alarms import SMALL
+from tests.train.run.test_metrics import event_files, tf_events
 
 TELL = "import pathlib, sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 OWN = """
@@ -46,7 +48,8 @@ def test_terminal_sink_and_command_get_each_alarm_and_the_terminal_one_line_each
     monkeypatch.syspath_prepend(tmp_path)
     command = f"{sys.executable} {tmp_path / 'tell.py'} {tmp_path / 'alerts.jsonl'}"
     run = tmp_path / "run"
-    assert main(words(run, **{"log.alert": command, "log.sinks": "own_sink_of_alarms:Sink"})) == 0
+    mirrors = {"log.sinks": "own_sink_of_alarms:Sink", "log.tensorboard": True}
+    assert main(words(run, **{"log.alert": command}, **mirrors)) == 0
     events = [event for event in records.read_events(run) if event["kind"] == "guard"]
     is_told = make_filter()
     expected = [event for event in events if is_told("guard", event)]
@@ -58,8 +61,18 @@ def test_terminal_sink_and_command_get_each_alarm_and_the_terminal_one_line_each
     assert {line["run"] for line in given} == {"run"} and {line["folder"] for line in given} == {str(run)}
     lines = (run / "alerts.txt").read_text().splitlines()
     assert lines == [f"{event['step']} {event['signal']}" for event in expected]
+    values = [(event.step, value) for event in tf_events(event_files(run)[0]) for value in event.summary.value]
+    drawn = [(step, value.tensor.string_val[0].decode()) for step, value in values if value.tag.startswith("alarms")]
+    assert drawn == [(event["step"], event["text"]) for event in expected]
     shown = capsys.readouterr().err
     assert all(shown.count(f"run: step {event['step']}: {event['text']}") == 1 for event in expected)
+
+
+def test_a_command_is_trusted_as_a_whole(monkeypatch):
+    monkeypatch.setattr(user_code, "_trusted", set())
+    user_code.apply_permissions({"names": ["command:mail a, b=c", "own:fn=2"], "folders": []})
+    assert user_code.is_trusted_command("mail a, b=c") and not user_code.is_trusted_command("mail a")
+    assert user_code.is_trusted("own:fn")
 
 
 def test_a_command_that_fails_is_said_once_and_the_run_goes_on(tmp_path, capsys):
