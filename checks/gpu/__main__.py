@@ -9,6 +9,7 @@ moment: the next goes on after it. What failed or died twice is left out, with i
     124m-fp32, 124m-tf32, 124m-fp8
     resume          killed and resumed under train.deterministic: the same bits?
     1b-bf16         a Llama of 1 billion parameters
+    profile-124m, profile-1b       the slowest operations of a step, and how long no kernel runs
     attention       cuDNN and ours, with and without document masks
     packing         32 trials under vmap, and one after another
     torch-llama-1b  the same shape by transformers and torch.compile (left out where they are not installed)

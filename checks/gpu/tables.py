@@ -62,6 +62,24 @@ def _attention_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"{1e3 * row['seconds']:.3g}", f"{row['share_of_peak']:.0%}", f"{row['off_float32']:.1e}"
 
 
+def _profile(name: str) -> Callable[[Mapping[str, Any]], Lines]:
+    def table(rows: Mapping[str, Any]) -> Lines:
+        if "profile" not in rows:
+            return []
+        row = rows["profile"]["answer"]
+        idle = 1 - row["busy_s"] / row["step_s"] if row["step_s"] else 0.0
+        head = (
+            f"A profiled step of {name}: {1e3 * row['step_s']:.4g} ms; in {idle:.1%} of it no kernel runs. The slowest:"
+        )
+        cells = [
+            (f"{1e3 * each['seconds']:.3g}", f"{each['calls']:.0f}", each["name"], plain_cell(each["place"]))
+            for each in row["operations"]
+        ]
+        return [head, "", *markdown_table(("ms a step", "runs", "operation", "of"), cells)]
+
+    return table
+
+
 def _packing(rows: Mapping[str, Any]) -> Lines:
     ways = {name: line["answer"] for name, line in rows.items()}
     parts = [
@@ -164,6 +182,8 @@ PART_TABLES: dict[str, Callable[[Mapping[str, Any]], Lines]] = {
     "doctor": _doctor,
     "resume": _resume,
     "attention": _attention,
+    "profile-124m": _profile("GPT-2 small"),
+    "profile-1b": _profile("the 1B model"),
     "packing": _packing,
     "processes": _processes,
     "torch-llama-1b": _torch("the Llama of 1B"),

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +31,11 @@ def ask_step(model: str, precision: str, cost_s: float) -> list[Question]:
     """The plan of a model's step in a precision, then the step."""
     plan = functools.partial(_plan, model=model, precision=precision, policies=REMAT_POLICIES)
     return [Question("plan", 2, plan), Question("step", cost_s, functools.partial(_step, model=model, plan="plan"))]
+
+
+def write_plan(context: Context, model: str, precision: str) -> Plan:
+    """The plan of a model's step, of every remat policy and number of rows."""
+    return _plan(context, model, precision, REMAT_POLICIES)
 
 
 def ask_remat(model: str, cost_s: float) -> list[Question]:
@@ -120,10 +125,20 @@ def _step(context: Context, model: str, plan: str, chunk: int = 0) -> dict[str, 
                 chosen = make_plan(shape, present_machine()[0], remat, rows, chosen["precision"])
 
 
-def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str, Any]:
-    """Compile a planned step and time it on random tokens: median seconds, MFU, peak bytes, kernels of the program."""
+class TimedStep(NamedTuple):
+    """A compiled step, its first state and its other arguments; `compiled(state, *arguments)` donates the state."""
+
+    compiled: Any
+    state: Any
+    arguments: tuple[Any, ...]
+    compile_s: float
+    static: config_lib.Static
+
+
+def compile_timed_step(model: dict[str, Any], plan: Plan) -> TimedStep:
+    """Compile a planned step on random tokens."""
     tree = planned_config(model, plan)
-    static, device = config_lib.static(tree), present_machine()[1]
+    static = config_lib.static(tree)
     h = traced_hparams(
         config_lib.replace_hparams(config_lib.hparams(tree), {"dataset.separator": tree.model.vocab_size - 1})
     )
@@ -131,22 +146,27 @@ def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str,
     tokens = np.random.default_rng(0).integers(static.model.vocab_size, size=size, dtype=np.int32)
     state, start = jax.jit(functools.partial(state_lib.init_state, static))(h), time.perf_counter()
     step = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(state, tokens, np.int32(1), h)
-    compiled = step.compile()
-    compile_s, seconds = time.perf_counter() - start, list[float]()
+    return TimedStep(step.compile(), state, (tokens, np.int32(1), h), time.perf_counter() - start, static)
+
+
+def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str, Any]:
+    """Compile a planned step and time it on random tokens: median seconds, MFU, peak bytes, kernels of the program."""
+    step, device, seconds = compile_timed_step(model, plan), present_machine()[1], list[float]()
+    state, static = step.state, step.static
     while len(seconds) <= LEAST_STEPS or sum(seconds[1:]) < measured_s:
         start = time.perf_counter()
-        state, metrics = compiled(state, tokens, np.int32(1), h)
+        state, metrics = step.compiled(state, *step.arguments)
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - start)
     step_s = float(np.median(seconds[1:]))
     rate = static.global_batch * static.model.seq_len / step_s
     mfu = flops_utilisation(plan["flops_per_token"], rate, 1, plan["peak_flops"])
     return {
-        "step_s": step_s, "steps": len(seconds) - 1, "tokens_per_s": rate, "compile_s": compile_s, "mfu": mfu,
+        "step_s": step_s, "steps": len(seconds) - 1, "tokens_per_s": rate, "compile_s": step.compile_s, "mfu": mfu,
         "in_range": plan["mfu_range"][0] <= mfu <= plan["mfu_range"][1],
         "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
-        "compiled_peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-        "kernels": describe_kernels(read_products(compiled.as_text())),
+        "compiled_peak_bytes": step.compiled.memory_analysis().peak_memory_in_bytes,
+        "kernels": describe_kernels(read_products(step.compiled.as_text())),
         "loss": float(np.asarray(metrics["train_loss"])[-1]),
     }  # fmt: skip
 

@@ -61,9 +61,12 @@ def _profile_steps(static: Static, subject: Subject, folder: str) -> None:
 
 
 def read_operations(path: pathlib.Path) -> list[Operation]:
-    """Read the HLO operations of all devices from a profile (.xplane.pb), without those that contain others."""
-    operations = []
-    for plane in ProfileData.from_file(str(path)).planes:
+    """Read the HLO operations of all devices from a profile (.xplane.pb), without those that contain others.
+
+    Where accelerators have planes of their own, the host's are left out: there it only starts the same operations.
+    """
+    operations, planes = [], list(ProfileData.from_file(str(path)).planes)
+    for plane in [each for each in planes if each.name.startswith("/device:")] or planes:
         for line in plane.lines:
             for event in line.events:
                 stats = dict(event.stats)
@@ -81,14 +84,14 @@ def share_of_communication(operations: Iterable[Operation]) -> float:
         by_device.setdefault(operation.device, []).append(operation)
     shares = []
     for own in by_device.values():
-        everything = _covered([(o.start_ns, o.end_ns) for o in own])
-        computing = _covered([(o.start_ns, o.end_ns) for o in own if not o.name.startswith(COLLECTIVES)])
+        everything = covered_ns([(o.start_ns, o.end_ns) for o in own])
+        computing = covered_ns([(o.start_ns, o.end_ns) for o in own if not o.name.startswith(COLLECTIVES)])
         shares.append(1 - computing / everything if everything else 0.0)
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+def covered_ns(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
     total, reached = 0.0, -np.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))

@@ -16,6 +16,7 @@ from scalelab.record.identity import is_identity_key, is_passive_guard
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage import extend, facts
+from scalelab.train.lineage.determinism import AUTOTUNE_FILE
 from scalelab.train.lineage.own_code import CODE_GROUP, code_keys
 from scalelab.untrusted.text import printable
 
@@ -54,8 +55,9 @@ def check_allowed_keys(keys: Collection[str]) -> None:
 def refuse_foreign_files(folder: pathlib.Path) -> None:
     """Raise BadInput for a folder with files of others that is not a run's: a run's would be among and over them.
 
-    Logs that a shell or a scheduler opened there before the run started are not foreign. Links with names of a run's
-    files are refused as such.
+    Logs that a shell or a scheduler opened there before the run started are not foreign, nor are the kernels that XLA
+    chose (`determinism.AUTOTUNE_FILE`): they are kept before a first record, and may come from a run of the same
+    program. Links with names of a run's files are refused as such.
     """
     records.refuse_links(folder)
     if any((folder / name).exists() for name in RUN_FILES) or not folder.is_dir():
@@ -71,7 +73,7 @@ def refuse_foreign_files(folder: pathlib.Path) -> None:
 
 def _is_log(path: pathlib.Path) -> bool:
     named = path.name in ("log", "log.txt", "stdout", "stderr") or path.name.startswith("stacks-")
-    return named or path.suffix in (".log", ".out", ".err")
+    return named or path.name == AUTOTUNE_FILE or path.suffix in (".log", ".out", ".err")
 
 
 def is_untrained(folder: pathlib.Path) -> bool:
