@@ -54,15 +54,16 @@ def neighbours(folder, steps, layers):
 
 def test_a_law_s_folder_hides_no_installed_module(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    for name in ("colorsys", "hues"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "colorsys.py").write_text("raise SystemError('imported')\n")
-    (tmp_path / "tints.py").write_text(LAW)
+    (tmp_path / "hues.py").write_text(LAW)
     path = list(sys.path)
-    assert main(["fit", "none.csv", "--law=tints:rgbb"]) == 2
-    assert "tints has no 'rgbb'; did you mean 'rgb'?" in capsys.readouterr().err
-    assert main(["fit", "none.csv", "--law=tinst:rgb"]) == 2
-    assert "No module named 'tinst'; did you mean 'tints'?" in capsys.readouterr().err
-    assert main(["fit", "none.csv", "--law=tints:rgb"]) == 2
+    assert main(["fit", "none.csv", "--law=hues:rgbb"]) == 2
+    assert "hues has no 'rgbb'; did you mean 'rgb'?" in capsys.readouterr().err
+    assert main(["fit", "none.csv", "--law=huse:rgb"]) == 2
+    assert "No module named 'huse'; did you mean 'hues'?" in capsys.readouterr().err
+    assert main(["fit", "none.csv", "--law=hues:rgb"]) == 2
     assert "none.csv" in capsys.readouterr().err  # the law is there: its source is not
     assert sys.path == path and pathlib.Path(importlib.import_module("colorsys").__file__).parent != tmp_path
 
@@ -102,6 +103,8 @@ def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
 )
 def test_whoever_names_code_is_told_the_nearest_module_and_name(ask, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for name in ("tints", "tints.warm"):  # of another test of this process
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "c.py").write_text("from scalelab.configs import tiny\nget_config = tiny.get_config\n")
     (tmp_path / "colorsys.py").write_text(HIJACK)
     (tmp_path / "tints").mkdir()
