@@ -1,4 +1,4 @@
-"""python -m checks.gpu [--seconds=540] [--only=A,B] [--workdir=DIR] [--results=DIR] [--json[=PATH]]
+"""python -m checks.gpu [--seconds=540] [--only=A,B] [--again=A,B] [--workdir=DIR] [--results=DIR] [--json[=PATH]]
 
 Measure first on one GPU. A call asks questions in the order of their worth, for at most --seconds; a question is begun
 only if it can still end. Each answer is on the disk before the next question is asked, so a call may be killed at any
@@ -9,19 +9,21 @@ moment: the next goes on after it. What failed or died twice is left out, with i
     124m-fp32, 124m-tf32, 124m-fp8
     resume          killed and resumed under train.deterministic: the same bits?
     1b-bf16         a Llama of 1 billion parameters
-    profile-124m, profile-1b       the slowest operations of a step, and how long no kernel runs
     attention       cuDNN and ours, with and without document masks
     packing         32 trials under vmap, and one after another
     torch-llama-1b  the same shape by transformers and torch.compile (left out where they are not installed)
     3b-bf16         and of 3 billion
+    chunks-1b       the 1B model with other chunks of the loss
     tests           tests/accelerator
-    chunks-1b, remat-1b, 1b-fp8, 3b-fp8, torch-gpt2-124m
+    profile-124m, profile-1b       the slowest operations of a step, and how long no kernel runs
+    remat-1b, 1b-fp8, 3b-fp8, torch-gpt2-124m
     quickstart      the README's study
     reference-run, reference-grid      configs/reference_124m.py, and an IsoFLOP study of its family
     plan, processes                    plan --measure and --calibrate; 32 trials in processes of their own
 
 --results (checks/results) takes gpu.jsonl, the ledger, and gpu.md, the page; elsewhere also gpu_logs.txt, the ends of
-all logs. What the ledger in checks/results has of this chip is not asked again. --workdir (runs/gpu) takes runs and
+all logs. What the ledger in checks/results has of this chip is not asked again, but for the parts in --again (after a
+change of the program that is measured). --workdir (runs/gpu) takes runs and
 logs. At the end it lists what is missing, the most useful first.
 
 --rehearse asks everything at toy sizes on the device that is here, with its ledger in --workdir; --kills=N kills that N
@@ -61,9 +63,10 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     parts = list(list_parts(FULL_SETTINGS))
-    names = options.only.split(",") if options.only else parts
-    if unknown := [name for name in names if name not in parts]:
-        raise BadInput(f"--only={unknown[0]}: not a part{nearest_hint(unknown[0], parts)}")
+    names = _names(options.only) or parts
+    for option, given in (("only", names), ("again", _names(options.again))):
+        if unknown := [name for name in given if name not in parts]:
+            raise BadInput(f"--{option}={unknown[0]}: not a part{nearest_hint(unknown[0], parts)}")
     if options.compile:
         return _compile(options, names)
     call = _make_call(options)
@@ -86,10 +89,15 @@ def _main(argv: Sequence[str]) -> int:
     return _end(call, names, options.json)
 
 
+def _names(text: str | None) -> list[str]:
+    return text.split(",") if text else []
+
+
 def _parse(argv: Sequence[str]) -> Any:
     parser = command_line("gpu", __doc__)
     parser.add_argument("--seconds", type=float, default=USUAL_SECONDS, help="of this call at most (default: 540)")
     parser.add_argument("--only", metavar="A,B", help="these parts (default: all)")
+    parser.add_argument("--again", metavar="A,B", help="ask these parts though they were answered")
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="runs and logs (default: runs/gpu)")
     parser.add_argument("--results", type=folder_path, metavar="DIR", help="ledger and page (checks/results)")
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on the device that is here")
@@ -113,7 +121,7 @@ def _make_call(options: Any) -> Call:
     ledgers = [results / LEDGER] if toy else list(dict.fromkeys([RESULTS / LEDGER, results / LEDGER]))
     now = time.time()
     begin, end = map(float, options.between.split(",")) if options.between else (now, now + options.seconds)
-    return Call(TOY_SETTINGS if toy else FULL_SETTINGS, folder, ledgers, begin, end)
+    return Call(TOY_SETTINGS if toy else FULL_SETTINGS, folder, ledgers, begin, end, tuple(_names(options.again)))
 
 
 def _end(call: Call, names: list[str], json_path: str | None) -> int:

@@ -35,6 +35,7 @@ class Call(NamedTuple):
     ledgers: list[pathlib.Path]
     begun_at: float  # seconds since the epoch
     ends_at: float
+    again: tuple[str, ...] = ()  # parts that are asked in this call though an earlier one answered them
 
 
 def list_parts(settings: Settings) -> Parts:
@@ -48,14 +49,14 @@ def list_parts(settings: Settings) -> Parts:
         "124m-fp8": step("124m", FP8, 40),
         "resume": resume.ask_resume(75),
         "1b-bf16": step("1b", "bf16", 40),
-        "profile-124m": profile.ask_profile("124m", "bf16", 30),
-        "profile-1b": profile.ask_profile("1b", "bf16", 30),
-        "attention": attention.ask_attention(17),
+        "attention": attention.ask_attention(15),
         "packing": packing.ask_packing(20),
         "torch-llama-1b": torch_models.ask_torch("1b", 60),
         "3b-bf16": step("3b", "bf16", 45),
-        "tests": commands.ask_tests(90),
         "chunks-1b": utilisation.ask_chunks(settings, "1b", 25),
+        "tests": commands.ask_tests(90),
+        "profile-124m": profile.ask_profile("124m", "bf16", 30),
+        "profile-1b": profile.ask_profile("1b", "bf16", 30),
         "remat-1b": utilisation.ask_remat("1b", 30),
         "1b-fp8": step("1b", FP8, 50),
         "3b-fp8": step("3b", FP8, 55),
@@ -66,6 +67,12 @@ def list_parts(settings: Settings) -> Parts:
         "plan": commands.ask_plan(120),
         "processes": packing.ask_processes(120),
     }
+
+
+def read_lines(call: Call) -> list[ledger.Row]:
+    """The ledgers' lines of this chip, without those before this call of parts that it asks again."""
+    lines = ledger.read(call.ledgers, ledger.chip_name())
+    return [line for line in lines if line["part"] not in call.again or line["time"] >= call.begun_at]
 
 
 def asked_cost_s(settings: Settings, question: Question) -> float:
@@ -90,7 +97,7 @@ def run_part(name: str, call: Call) -> None:
     """Ask a part's missing questions in this process; each answer is in the ledger before the next is asked."""
     reserve_gpu_memory()
     chip = ledger.chip_name()
-    lines = ledger.read(call.ledgers, chip)
+    lines = read_lines(call)
     rows = dict(ledger.answers(lines).get(name, {}))
     write = functools.partial(ledger.append, call.ledgers[-1])
     (call.folder / name).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from checks.gpu import ledger
-from checks.gpu.parts import START_S, Call, asked_cost_s, list_parts, missing_questions
+from checks.gpu.parts import START_S, Call, asked_cost_s, list_parts, missing_questions, read_lines
 from checks.gpu.settings import TOY_SETTINGS
 
 END_S = 5.0  # kept for the page
@@ -34,20 +34,16 @@ def run_session(call: Call, names: list[str]) -> None:
             if time.time() + cost_s + END_S > call.ends_at:
                 print(f"{name}: not begun, it takes {cost_s:.0f} s", file=sys.stderr, flush=True)
                 break
-            before = len(_lines(call))
+            before = len(read_lines(call))
             _run_process(call, name)
-            if len(_lines(call)) == before:
+            if len(read_lines(call)) == before:
                 break
 
 
 def first_cost_s(call: Call, name: str) -> float | None:
     """Seconds until the part's first missing question is answered; None if none is missing."""
-    missing = missing_questions(_lines(call), name, list_parts(call.settings)[name], call.begun_at)
+    missing = missing_questions(read_lines(call), name, list_parts(call.settings)[name], call.begun_at)
     return START_S + asked_cost_s(call.settings, missing[0]) if missing else None
-
-
-def _lines(call: Call) -> list[ledger.Row]:
-    return ledger.read(call.ledgers, ledger.chip_name())
 
 
 def _run_process(call: Call, name: str) -> None:
@@ -56,6 +52,7 @@ def _run_process(call: Call, name: str) -> None:
     log, chip = call.folder / f"{name}.log", ledger.chip_name()
     print(f"{name}: {call.ends_at - time.time():.0f} s are left", file=sys.stderr, flush=True)
     argv = [sys.executable, "-m", "checks.gpu", f"--part={name}", f"--workdir={call.folder}"]
+    argv += [f"--again={','.join(call.again)}"] * bool(call.again)
     argv += [f"--results={call.ledgers[-1].parent}", f"--between={call.begun_at},{call.ends_at - END_S}"]
     with log.open("a") as output:
         running = subprocess.Popen(
@@ -68,7 +65,7 @@ def _run_process(call: Call, name: str) -> None:
             time.sleep(0.2)
     finally:
         kill_part(running)
-    row = ledger.open_row(_lines(call), name)
+    row = ledger.open_row(read_lines(call), name)
     if row is not None:
         last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:300]
         ledger.append(
@@ -80,7 +77,7 @@ def _overrun(call: Call, name: str) -> str:
     """Why the part must be stopped now; "" while it need not."""
     if time.time() > call.ends_at - END_S / 2:
         return "stopped at the end of the call"
-    lines = _lines(call)
+    lines = read_lines(call)
     row = ledger.open_row(lines, name)
     if row is None:
         return ""
@@ -110,7 +107,7 @@ def collect_logs(folder: pathlib.Path) -> str:
 
 def list_missing(call: Call, names: list[str]) -> Iterator[Missing]:
     """Every question without an answer, in the order of worth."""
-    lines, parts = _lines(call), list_parts(call.settings)
+    lines, parts = read_lines(call), list_parts(call.settings)
     for name in names:
         answered, asked = ledger.answers(lines).get(name, {}), missing_questions(lines, name, parts[name])
         for question in parts[name]:

@@ -29,6 +29,7 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys):
     for argv, words in (
         ([f"--workdir={tmp_path / 'gpu'}"], "no GPU is here"),
         (["--only=attentoin", "--rehearse"], "did you mean 'attention'"),
+        (["--again=attentoin", "--rehearse"], "--again=attentoin: not a part; did you mean 'attention'"),
         (["--seconds=3"], "at least 30"),
         (["--kills=2"], "add --rehearse"),
         (["--compile=h100,v100x"], "v100x"),
@@ -163,6 +164,18 @@ def test_what_another_chip_answered_is_asked_here(tmp_path, monkeypatch):
     ledger.append(call.ledgers[0], ledger.ANSWERED, "NVIDIA H200", "doctor", "one", seconds=1.0, answer={"x": 3})
     parts.run_part("doctor", call)
     assert ledger.answers(ledger.read(call.ledgers, "cpu"))["doctor"]["one"]["answer"] == {"x": 1}
+
+
+def test_a_part_is_asked_again_once_a_call_where_the_call_says_so(tmp_path, monkeypatch):
+    call = one_part(monkeypatch, tmp_path, Question("one", 1, lambda context: {"x": time.time()}))
+    parts.run_part("doctor", call)
+    again = call._replace(begun_at=time.time(), again=("doctor",))
+    assert [each.row for each in session.list_missing(again, ["doctor"])] == ["one"]
+    for asked in (call, again, again, call):
+        parts.run_part("doctor", asked)
+    assert len([row for event, row in events(call) if event == "answered"]) == 2
+    last = ledger.answers(ledger.read(call.ledgers, "cpu"))["doctor"]["one"]["answer"]["x"]
+    assert last > again.begun_at and not list(session.list_missing(again, ["doctor"]))
 
 
 @pytest.mark.full

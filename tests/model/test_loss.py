@@ -149,6 +149,19 @@ def test_by_default_a_chunk_holds_no_more_than_its_share_of_the_platform(platfor
     assert chunk_tokens("gpu", 8192, 50_257) == 2048  # a quarter of a large width
 
 
+@pytest.mark.parametrize(("platform", "wide"), [("cpu", 2), ("gpu", 0), ("tpu", 0)])
+def test_accelerators_multiply_bf16_s_gradients_in_bf16(platform, wide):
+    """Two products take the logits' gradient: in fp32 a GPU has half the rate for them. Sums stay in fp32."""
+    x, head, targets = example()
+    jax.clear_caches()
+    with trace_for_platform(platform):
+        jaxpr = jax.make_jaxpr(lambda x: value_and_grads(x, head, targets, Z, 0.0, 5))(x.astype(jnp.bfloat16)).jaxpr
+    jax.clear_caches()
+    products = list(find(jaxpr, "dot_general"))
+    assert len(products) == 3 and all(each.outvars[0].aval.dtype == jnp.float32 for each in products)
+    assert sum(any(operand.aval.dtype == jnp.float32 for operand in each.invars) for each in products) == wide
+
+
 def test_chunks_are_even_so_that_hardly_anything_is_filled_up():
     """1,024 tokens at most 83 at a time: 13 chunks of 79, not 12 of 83 and one of 28."""
     longest = max(e.params["length"] for e in find(program(1024, 4, 50, 83), "scan"))

@@ -1,8 +1,10 @@
-"""Only a compiled program speaks for this: on a GPU an fp8 product comes in the activations' format, not in fp32.
+"""Measured: on a GPU a product comes in the activations' format where it was going to be rounded to it, not in fp32.
 
-cuBLAS takes scales and rounds its sums once, which saves a pass in fp32 over the result. Scales are powers of two, so
-the numbers are equal though they come after the rounding. Compiled for an H100 on 2026-11-24 and run on none: results
-in bf16 (checks/results/fp8_products.md). Off: SCALELAB_TACTICS_OFF=narrow_result.
+cuBLAS and Triton sum in fp32 and round once. XLA does not fold a later conversion into a cuBLAS call: the result is
+written in fp32 and read again, a pass of its own. In a profiled step of a Llama of 1B on an H100 (2026-11-27,
+checks/results/gpu.md) those of two of a block's products alone took 13 of 532 ms. fp8's scales are powers of two, so
+the numbers are equal though they come after the rounding (checks/results/fp8_products.md).
+Off: SCALELAB_TACTICS_OFF=narrow_result.
 """
 
 from typing import Any
@@ -13,7 +15,6 @@ from scalelab.hardware.tactics.switch import is_on
 from scalelab.sharding import target_platform
 
 
-def result_format(out: Any, scaled: bool, added: bool) -> Any:
-    """Format of a product's result; `scaled`: of fp8 operands with scales; `added`: summed between devices."""
-    narrow = scaled and not added and target_platform() == "gpu" and is_on("narrow_result")
-    return out if narrow else jnp.float32
+def result_format(out: Any, added: bool) -> Any:
+    """Format of a product's result that is wanted in the format `out`; `added`: it is summed between devices first."""
+    return out if not added and target_platform() == "gpu" and is_on("narrow_result") else jnp.float32

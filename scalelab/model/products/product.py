@@ -77,7 +77,7 @@ def _forward(x, w, scales, axes, policy):
     partial = TENSOR_AXIS in added and (_sends_partial_sums(policy) or policy.parts > 1)
     out = PartitionSpec(*activation_spec(*within_block(out_axes)), unreduced={TENSOR_AXIS}) if partial else place
     whole = gather_weight(b.values, *names)
-    form = result_format(dtype, a.scale is not None, any(mesh_axis_size(axis) > 1 for axis in added))
+    form = result_format(dtype, any(mesh_axis_size(axis) > 1 for axis in added))
     sent = jnp.float32 if partial and not policy.sums_in_compute else dtype
 
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ def _backward(axes, policy, residuals, dy):
     b = gathered or cast_operand(weight_values(weight), policy.forward, policy, w_scale)
     c = cast_operand(dy, policy.backward, policy, dy_scale)
     added = any(mesh_axis_size(axis) > 1 for axis in axes_of(*axes.names[axes.ins :]))
-    form = result_format(dy.dtype, a.scale is not None, added)
+    form = result_format(dy.dtype, added)
     amax = stack_amax(scales, a, b, c)
     lead = a.values.ndim - axes.ins
     if flattens():

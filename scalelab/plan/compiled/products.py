@@ -80,8 +80,7 @@ def _way(line: Instruction) -> str:
 
 def _source(line: Instruction) -> str:
     """The place in the model that a product belongs to: `backward: mlp/gate`, `forward: attention scores`, `head`."""
-    match = re.search(r'op_name="([^"]*)"', line.rest)
-    name = match[1] if match else ""
+    name = _op_name(line)
     way = "backward" if "transpose(" in name else "forward" if "jvp(" in name else "update"
     if module := re.search(r"(attention|mlp)/(\w+)/dot_general", name):
         return f"{way}: {module[1]}/{module[2]}"
@@ -118,7 +117,7 @@ def _saved_bytes(computations: Computations, times: Mapping[str, int]) -> int:
         for called in called_computations(line)
     }
     for name, lines in computations.items():
-        if not times.get(name) or name in fused:
+        if not times.get(name) or name in fused or not any(map(_is_of_block, lines)):
             continue
         by_name = {line.name: line for line in lines}
         for line in lines:
@@ -154,9 +153,20 @@ def _stacked_array(computations: Computations, line: Instruction) -> tuple[str, 
 
 
 def _is_forward(line: Instruction) -> bool:
-    """Whether the loop over the layers' forward holds the line: the model's own, not the loss's loop over chunks."""
+    """Whether a loop of the forward holds the line: that over layers, or the loss's over chunks."""
+    name = _op_name(line)
+    return bool(re.search(r"/jvp\(\w*\)/while/body/", name)) and "transpose(" not in name
+
+
+def _is_of_block(line: Instruction) -> bool:
+    """Whether the line is of a block's own forward: then its loop is the one over layers."""
+    return _is_forward(line) and "/blocks/" in _op_name(line)
+
+
+def _op_name(line: Instruction) -> str:
+    """Where the line was traced, by its metadata."""
     match = re.search(r'op_name="([^"]*)"', line.rest)
-    return bool(match and re.search(r"/jvp\(\w+\)/while/body/", match[1]) and "transpose(" not in match[1])
+    return match[1] if match else ""
 
 
 def _root(by_name: Mapping[str, Instruction], computations: Computations, name: str) -> str:

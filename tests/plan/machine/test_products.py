@@ -12,11 +12,11 @@ from scalelab.plan.memory import saved_activations
 from tests.plan.machine.test_compile import static
 
 PLACE = 'metadata={op_name="jit(many_steps)/while/body/SOURCE"}'
-FORWARD, BACKWARD = "jvp(Transformer)/while/body/closed_call/blocks/", "transpose(jvp(Transformer))/while/body/"
+FORWARD, BACKWARD = "jvp()/while/body/closed_call/blocks/", "transpose(jvp())/while/body/"
 TRITON = 'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}'
 # Scheduled text as XLA writes it, shortened. The forward's loop of three layers: a Triton product whose fusion holds
 # the dot, a kept array of bf16 [3,4,8] written twice in a round (two layers unrolled), one of f32 [3,4], a counter that
-# is not an array of numbers; then cuBLAS, a plain dot and cuDNN outside.
+# is not an array of numbers; the loss's loop, which writes its gradients; then cuBLAS, a plain dot and cuDNN outside.
 TEXT = """\
 HloModule jit_many_steps, is_scheduled=true
 
@@ -61,12 +61,21 @@ HloModule jit_many_steps, is_scheduled=true
   ROOT %tuple = (s32[], bf16[3,4,8], f32[3,4]) tuple(%i, %twice, %small)
 }
 
+%chunks (q: (s32[], f32[3,4,8])) -> (s32[], f32[3,4,8]) {
+  %q = (s32[], f32[3,4,8]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %slopes = f32[3,4,8]{2,1,0} get-tuple-element(%q), index=1
+  %chunk = f32[3,4,8]{2,1,0} dynamic-update-slice(%slopes, %slope, %j), IN_CHUNK
+  ROOT %chunked = (s32[], f32[3,4,8]) tuple(%j, %chunk)
+}
+
 %condition (p.1: (s32[])) -> pred[] {
   ROOT %below = pred[] constant(true)
 }
 
 ENTRY %main (x: bf16[4,8]) -> bf16[4,8] {
   %loop = (s32[], bf16[3,4,8], f32[3,4]) while(%t), condition=%condition, body=%body, known_trip_count":{"n":"3"}
+  %losses = (s32[], f32[3,4,8]) while(%u), condition=%condition, body=%chunks, known_trip_count":{"n":"3"}
   %call = (f32[4,8]{1,0}, s8[4096]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", IN_BACKWARD
   %plain = f32[4,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}, IN_LOSS
   %attend = bf16[4,8]{1,0} custom-call(%x, %x, %x), custom_call_target="__cudnn$fmhaSoftmax"
@@ -76,6 +85,7 @@ ENTRY %main (x: bf16[4,8]) -> bf16[4,8] {
 PLACES = {
     "IN_FORWARD": f"{FORWARD}dynamic_update_slice", "IN_GATE": f"{FORWARD}mlp/gate/dot_general",
     "IN_BACKWARD": f"{BACKWARD}blocks/attention/q/dot_general", "IN_LOSS": "jvp()/while/body/dot_general",
+    "IN_CHUNK": "jvp()/while/body/dynamic_update_slice",
 }  # fmt: skip
 for place, source in PLACES.items():
     TEXT = TEXT.replace(place, PLACE.replace("SOURCE", source))
@@ -98,7 +108,8 @@ def test_attention_is_named_by_its_call():
 
 
 def test_what_the_forward_stacks_by_layer_counts_once():
-    """An array that two unrolled layers write is one; what an inner loop writes along another axis is not kept."""
+    """An array that two unrolled layers write is one; what an inner loop writes along another axis is not kept, nor
+    what the loss's loop writes."""
     assert products.read_products(TEXT).saved_bytes == 3 * 4 * 8 * 2 + 3 * 4 * 4
 
 
