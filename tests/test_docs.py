@@ -89,9 +89,10 @@ STANDS_FOR_ANY = re.compile(
     r"(.*/)?(mine|my|twin|target|gpu|[A-Z]+)\.(py|md)|[A-Z]/.*"
 )  # what users and commands write
 OF_OTHERS = {
-    "a/__init__.py", "data/README.md", "data/openwebtext/prepare.py", "encoder.py", "json.py",
+    "OLMo-3-1025-32B-pretrain.py", "OLMo-3-1025-7B-pretrain-1.py", "a/__init__.py", "data/README.md",
+    "docs/reports/marin-32b-retro.md", "docs/reports/marin-8b-retro.md", "marin-32b-retro.md", "marin-8b-retro.md", "data/openwebtext/prepare.py", "encoder.py", "json.py",
     "llama3_h100_202412_torchtitan.md", "matplotlib.py", "megatron/core/datasets/indexed_dataset.py",
-    "modeling_rope_utils.py", "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md",
+    "modeling_rope_utils.py", "olmo_core/nn/transformer/config.py", "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md",
     "tiktoken_ext/openai_public.py",
 }  # fmt: skip
 

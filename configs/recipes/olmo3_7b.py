@@ -2,7 +2,7 @@
 
     scalelab train --config=configs/recipes/olmo3_7b.py --workdir=runs/olmo3_7b
 
-5.93e12 tokens. Looked up: OLMo-3-1025-7B-pretrain-1.py and -2.py of allenai/OLMo-core ("script"), README.md beside
+5.93e12 tokens. Looked up: OLMo-3-1025-7B-pretrain-1.py and its second part in allenai/OLMo-core ("script"), README.md beside
 them, and olmo_core/nn/transformer/config.py ("model code").
 """
 
