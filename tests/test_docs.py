@@ -90,10 +90,10 @@ STANDS_FOR_ANY = re.compile(
 )  # what users and commands write
 OF_OTHERS = {
     "OLMo-3-1025-32B-pretrain.py", "OLMo-3-1025-7B-pretrain-1.py", "a/__init__.py", "data/README.md",
-    "docs/reports/marin-32b-retro.md", "docs/reports/marin-8b-retro.md", "marin-32b-retro.md", "marin-8b-retro.md", "data/openwebtext/prepare.py", "encoder.py", "json.py",
-    "llama3_h100_202412_torchtitan.md", "matplotlib.py", "megatron/core/datasets/indexed_dataset.py",
-    "modeling_rope_utils.py", "olmo_core/nn/transformer/config.py", "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md",
-    "tiktoken_ext/openai_public.py",
+    "data/openwebtext/prepare.py", "docs/reports/marin-32b-retro.md", "docs/reports/marin-8b-retro.md", "encoder.py",
+    "json.py", "llama3_h100_202412_torchtitan.md", "marin-32b-retro.md", "marin-8b-retro.md", "matplotlib.py",
+    "megatron/core/datasets/indexed_dataset.py", "modeling_rope_utils.py", "olmo_core/nn/transformer/config.py",
+    "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md", "tiktoken_ext/openai_public.py",
 }  # fmt: skip
 
 

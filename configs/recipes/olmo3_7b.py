@@ -2,8 +2,8 @@
 
     scalelab train --config=configs/recipes/olmo3_7b.py --workdir=runs/olmo3_7b
 
-5.93e12 tokens. Looked up: OLMo-3-1025-7B-pretrain-1.py and its second part in allenai/OLMo-core ("script"), README.md beside
-them, and olmo_core/nn/transformer/config.py ("model code").
+5.93e12 tokens. Looked up: OLMo-3-1025-7B-pretrain-1.py and its second part in allenai/OLMo-core ("script"), README.md
+beside them, and olmo_core/nn/transformer/config.py ("model code").
 """
 
 from ml_collections import ConfigDict
