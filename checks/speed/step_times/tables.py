@@ -1,4 +1,4 @@
-"""Published tables of step times as rows to plan: DIR/llm_foundry.csv and DIR/others.csv, one run per line.
+"""Published tables of step times as rows to plan: DIR/llm_foundry.csv, others.csv and new.csv, one run per line.
 
 Columns: see the data/README.md beside the tables; missing shapes follow MaxText's scale rule
 (`global_parameter_scale`).
@@ -13,14 +13,14 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from checks.speed.step_times.rows import PublishedStep, build_static
+from checks.speed.step_times.rows import PublishedStep, build_static, slower_h100
 from scalelab.errors import BadInput
-from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS
 from scalelab.plan.step.time import expected_s, step_time
 
-TABLE_FILES = ("llm_foundry.csv", "others.csv")
+TABLE_FILES = ("llm_foundry.csv", "others.csv", "new.csv")
 CHIP_ALIASES = {"a100-80gb": "a100", "h100_80gb": "h100", "a100_80gb": "a100", "a100_40gb": "a100-40gb"}
 JAX_SYSTEMS = ("MaxText", "JAX-Toolbox", "tpu-recipes", "PaLM")  # systems with MaxText's traits
 DEVICES_A_CHIP = {"v7": 2}
@@ -30,7 +30,7 @@ MOST_SHARE = 1.5  # the largest share of the datasheet's peak that is tried
 def read_tables(folder: pathlib.Path) -> dict[str, PublishedStep]:
     """Every row of both files by a name that begins with its system. BadInput if a file is missing."""
     rows: dict[str, PublishedStep] = {}
-    for name, make in zip(TABLE_FILES, (_foundry, _other), strict=True):
+    for name, make in zip(TABLE_FILES, (_foundry, _other, _newer), strict=True):
         path = folder / name
         if not path.exists():
             raise BadInput(f"--data={folder}: no {name} there")
@@ -91,6 +91,56 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
     )
     name = f"{line['source']} {line['model']}, {line['seq_len']} tokens, {line['devices']} {chip} {line['precision']}"
     return name, PublishedStep(setup, load_machine(CHIP_ALIASES.get(chip, chip)), traits, float(line["seconds"]))
+
+
+LLAMA3_SHAPES = {"8B": (32, 4096, 32, 14_336), "70B": (80, 8192, 64, 28_672), "405B": (126, 16_384, 128, 53_248)}
+
+
+def _newer(line: dict[str, str]) -> tuple[str, PublishedStep]:
+    """One Llama 3 of new.csv: a column an axis; `fsdp` 0: whole parameters and ZeRO-1 over what is left.
+
+    Its TPUs are counted in devices, two a chip.
+    """
+    chip, devices, sequences = line["chip"], int(line["devices"]), int(line["sequences"])
+    axes = {axis: int(line[axis]) for axis in ("fsdp", "tensor", "stage", "context")}
+    replicas = devices // (axes["tensor"] * axes["stage"] * axes["context"])
+    micro = int(line["micro_batch"] or sequences // replicas)
+    n_microbatches = sequences // (replicas * micro)
+    sharded = axes.pop("fsdp") > 0
+    layout: dict[str, Any] = axes | {"fsdp" if sharded else "data": replicas, "zero": 3 if sharded else 1}
+    layout["sequence"] = axes["tensor"] > 1
+    if axes["stage"] > 1:
+        layout |= {"microbatches": n_microbatches, "rounds": int(line["rounds"])}
+        n_microbatches = 1
+    layers, width, heads, inner = LLAMA3_SHAPES[line["model"]]
+    model = {"n_kv_heads": 8, "d_ff": inner, "remat": line["remat"]}
+    precision = "fp8" if "fp8" in line["precision"] else line["precision"]
+    static = build_static(
+        "llama", layers, width, heads, sequences, int(line["seq_len"]), 128_256, n_microbatches, precision,
+        model=model, **layout,
+    )  # fmt: skip
+    repository = line["source"].split()[0].partition("/")[2]
+    traits = MAXTEXT_TRAITS if repository in JAX_SYSTEMS else MEGATRON_TRAITS
+    words = (line["release"], line["model"] + ",", line["seq_len"], "tokens,", devices, chip, line["precision"])
+    name = " ".join(map(str, (repository, *words)))
+    return name, PublishedStep(static, _machine(chip), traits, float(line["seconds"]))
+
+
+# TFLOP/s in bf16 (fp8: twice as many), GiB and Gb/s of network a GPU: NVIDIA's datasheets of GB200 and GB300 NVL72.
+NVL72 = {"GB200": (2500, 186, 400), "GB300": (2500, 288, 800)}
+
+
+def _machine(chip: str) -> Machine:
+    """The machine of a chip by its name in the tables; an NVL72's 72 GPUs share one switch."""
+    if chip == "H100 500W":
+        return slower_h100()
+    if chip in NVL72:
+        tflops, gib, gbits = NVL72[chip]
+        b200 = load_machine("b200")
+        rates = {"bfloat16": tflops * 1e12, "float8": 2 * tflops * 1e12}
+        other = dataclasses.replace(b200.chip, name=chip, flops=rates, hbm_bytes=gib * 2**30)
+        return dataclasses.replace(b200, chip=other, devices_per_node=72, node_bytes_per_s=gbits * 1e9 / 8)
+    return load_machine(CHIP_ALIASES.get(chip, chip).removeprefix("TPU ").lower())
 
 
 def _number(pattern: str, text: str, otherwise: int) -> int:

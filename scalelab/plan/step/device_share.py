@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 
@@ -36,7 +37,8 @@ class DeviceShare:
 class Operation:
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
-    `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update.
+    `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update. `least_side`: the
+    smallest of a product's three sizes.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Operation:
     flops: float
     bytes: float
     times: float
+    least_side: float = math.inf
 
 
 @functools.cache

@@ -66,15 +66,15 @@ def _product_operations(static: Static, traits: SystemTraits, product: Product) 
     policy, share, name = POLICIES[static.precision], fullest_device_share(static), product.name
     unit, operand, a = policy.unit, array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
     tokens, (k, n) = share.tokens, product.device_size(static.layout)
-    flops = 2.0 * tokens * k * n
+    flops, least = 2.0 * tokens * k * n, min(tokens, k, n)
     passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
     moved = operand * (tokens * k + k * n) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.
     gradient = 4.0 * k * n * (3 if share.microbatches > 1 else 1)
     return [
-        Operation(name, "block", unit, flops, moved, passes),
-        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1),
-        Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + gradient, 1),
+        Operation(name, "block", unit, flops, moved, passes, least),
+        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least),
+        Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + gradient, 1, least),
         _rounding_operations(static, policy, traits, name, k, n, passes),
     ]
 
@@ -185,15 +185,16 @@ def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> 
     chunk = chunk_tokens(machine_platform(machine), shape.d_model, math.ceil(vocab))
     chunks = math.ceil(of.tokens / chunk) if traits.chunked_head else 1
     table = shape.d_model * vocab
+    least = min(of.tokens / chunks, shape.d_model, vocab)
     flops, logits = 2.0 * of.tokens * table, 4.0 * of.tokens * vocab
     # Each chunk reads the table twice and adds to its fp32 gradient; the table is rounded once, before them.
     weights = table * (chunks * 2 * a + (4 + a if traits.casts and a < 4 else 0))
     gradient = chunks * table * 12
     rows = of.tokens * shape.d_model * (4 + 4 + a) + 4 * table
     return [
-        Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches),
-        Operation("dhead, inputs", "head", policy.compute, flops, logits + weights / 2, of.microbatches),
-        Operation("dhead, weights", "head", policy.compute, flops, logits + gradient, of.microbatches),
+        Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
+        Operation("dhead, inputs", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
+        Operation("dhead, weights", "head", policy.compute, flops, logits + gradient, of.microbatches, least),
         Operation("softmax of the loss", "head", "", 0.0, 2 * logits, of.microbatches),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]

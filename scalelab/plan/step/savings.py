@@ -17,6 +17,8 @@ TRAIT_DESCRIPTIONS = {
     "joined": "one gradient for an input that several products or branches share",
     "in_parts": "sequences gathered and added up as a whole, not in parts",
     "reduced_once": "gradients summed over devices once a step, not after each micro-batch",
+    "fp8_reduced_once": "gradients of a pipeline in fp8 summed over devices once a step, not after each micro-batch",
+    "keeps_stages": "layers of uneven stages that stay on their devices, and aren't laid out anew in each step",
     "chunked_head": "the head's logits of a micro-batch in one piece",
     "fused_attention": "attention by a fused kernel, whose logits stay on the chip",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",

@@ -19,9 +19,12 @@ class SystemTraits:
     joined: bool = False
     # model/products/parts.py: a forward gathers and adds up sequences in parts, beside the products of other parts
     in_parts: bool = True
-    # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step; in fp8 pipelines sum
-    # them after each micro-batch
+    # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step
     reduced_once: bool = True
+    # parallel/pipeline.py: a pipeline in fp8 sums them over devices after each micro-batch all the same
+    fp8_reduced_once: bool = False
+    # parallel/pipeline.py: layers of uneven stages are laid out anew in each step, and their gradients sent home
+    keeps_stages: bool = False
     # model/sums/cross_entropy.py: logits exist for a chunk of tokens at a time
     chunked_head: bool = True
     # model/attention/kernels.py: XLA's own products, whose logits pass through memory, where no fused kernel fits;
@@ -38,6 +41,8 @@ MEGATRON_TRAITS = SystemTraits(
     summed_bytes=2,
     joined=True,
     in_parts=False,
+    fp8_reduced_once=True,
+    keeps_stages=True,
     chunked_head=False,
     fused_attention="ring",
     casts=False,

@@ -115,7 +115,8 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     layout, of = static.layout, fullest_device_share(static)
     zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
     each = of.microbatches
-    if traits.reduced_once and not (layout.stage > 1 and POLICIES[static.precision].scaling):
+    apart = layout.stage > 1 and POLICIES[static.precision].scaling and not traits.fp8_reduced_once
+    if traits.reduced_once and not apart:
         each = static.accumulate if layout.stage > 1 else 1
     small = GRADIENT_BYTES * _small_parameters(static.model)  # gains, biases, positions: after each micro-batch
     parameters, updated = of.parameters, of.parameters * 4.0
@@ -201,7 +202,7 @@ def _ring_turns(static: Static) -> float:
     return local * near + (1 - local) * (devices - 1)
 
 
-def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
+def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Activations to the next stage and gradients back; what idle stages send, they send in their idle time.
 
     A tick of 1f1b computes a backward while activations travel and a forward while gradients do; those of the other
@@ -212,7 +213,8 @@ def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = 2 * static.accumulate * layout.microbatches * layout.rounds
     # Where stages are uneven (`parallel/pipeline.py`), in fp32: weights into slots, gradients out of them.
-    in_slots = 0.0 if has_even_stages(shape, layout) else 4 * params_in_slots(static)
+    in_place = has_even_stages(shape, layout) or traits.keeps_stages
+    in_slots = 0.0 if in_place else 4 * params_in_slots(static)
     return [
         Transfer("stage", "all-to-all", in_slots, 2 if in_slots else 0, False, "layers into slots, gradients out"),
         Transfer(
