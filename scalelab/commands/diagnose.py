@@ -15,7 +15,7 @@ give the logged bits.
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
 --try trains the first 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a
 folder that is deleted, and says with numbers whether it cures; a knob that does not is printed as tried in vain.
---accept names causes that are meant (no decay, an order on purpose), as the config key diagnose.accept does: they are
+--accept names causes that are meant (much decay, an order on purpose), as the config key diagnose.accept does: they are
 listed as accepted and are not findings; nothing else is hidden.
 
 A run that was trained elsewhere is judged by what it has: a metrics.jsonl without a config, or a CSV file with the

@@ -170,6 +170,8 @@ def _explains(cause: Verdict, effect: Verdict) -> bool:
         return False
     mutual = cause.cause in BRINGS_ABOUT.get(effect.cause, ())
     first, then = (verdict.steps[0] if verdict.steps else None for verdict in (cause, effect))
+    if cause.cause.startswith("code_"):
+        first = None  # its step is that of the weights it was measured on; the program is that of all steps
     if first is None or then is None:
         return not mutual or cause.score > effect.score
     return first < then or (first == then and (not mutual or cause.score > effect.score))

@@ -14,6 +14,8 @@ from scalelab.train.single import load_run_dataset
 MOST_WINDOWS = 512  # number of windows sampled evenly over the corpus
 ORDER_BATCHES = 64  # number of batches whose window numbers are read
 MOST_DOCUMENTS = 20_000  # number of documents, evenly over the corpus, whose fingerprints are compared
+SHORT_BYTES, SHORT_IDS = 128, 32  # tokens of a document, of bytes and of larger vocabularies, below which it is short
+BYTES = 512  # ids; a vocabulary of fewer counts as bytes
 EDGE_TOKENS = 64  # tokens of a document's start and end in its fingerprint
 
 
@@ -47,7 +49,7 @@ def sample_data(config: ConfigDict) -> DataSample:
     order = np.concatenate([batches.window_numbers(step) for step in steps])
     held_out = validation[spread(len(validation), MOST_WINDOWS // 4)]
     return DataSample(
-        dataset, batches, numbers, batches.windows[numbers], held_out, order[order >= 0], _documents(dataset)
+        dataset, batches, numbers, batches.windows[numbers], held_out, order[order >= 0], fingerprint_documents(dataset)
     )
 
 
@@ -57,8 +59,12 @@ def spread(n: int, most: int) -> np.ndarray:
     return (2 * np.arange(count) + 1) * n // (2 * count)
 
 
-def _documents(dataset: Dataset) -> np.ndarray:
-    """Compute fingerprints of training documents: hashes of length, first and last tokens."""
+def fingerprint_documents(dataset: Dataset) -> np.ndarray:
+    """Compute fingerprints of training documents: hashes of length, first and last tokens.
+
+    Short ones are left out: lines and phrases come up again by themselves.
+    """
+    least = SHORT_BYTES if dataset.vocab_size <= BYTES else SHORT_IDS
     shards = [pair for part in dataset.parts for pair in zip(part.train.shards, part.train.offsets, strict=True)]
     total = sum(len(offsets) - 1 for _, offsets in shards)
     prints = []
@@ -66,6 +72,8 @@ def _documents(dataset: Dataset) -> np.ndarray:
         n = len(offsets) - 1
         for i in spread(n, max(1, MOST_DOCUMENTS * n // max(total, 1))):
             begin, end = int(offsets[i]), int(offsets[i + 1])
+            if end - begin < least:
+                continue
             edges = tokens[begin : min(end, begin + EDGE_TOKENS)], tokens[max(begin, end - EDGE_TOKENS) : end]
             text = f"{end - begin}:".encode() + b"".join(np.asarray(edge).tobytes() for edge in edges)
             prints.append(hashlib.blake2b(text, digest_size=8).digest())

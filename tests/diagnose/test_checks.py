@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,17 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab.diagnose.checks.state import eps
 from scalelab.diagnose.checks.state.optimizer import largest_update
+from scalelab.diagnose.checks.state.saved import AdamMoments
+from scalelab.diagnose.probes import sharpness
 from scalelab.diagnose.probes.communication import Operation, read_operations, share_of_communication
+from scalelab.diagnose.probes.leaves.saved import SavedStep
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
+from scalelab.diagnose.probes.subject import Subject
 from scalelab.diagnose.rank import diagnose
 from scalelab.train.checkpoints import copies
-from tests.diagnose.evidences import STEPS, causes, doctor, doctor_layers, healthy, recorded_gaps, with_record
+from tests.diagnose.evidences import STEPS, ask, causes, doctor, doctor_layers, healthy, recorded_gaps, with_record
 
 SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "signal": "bad", "time": 0.0}]
 STALLED = {"kind": "stalled", "step": 200, "text": "no new step for 300 s", "time": 5.0}
@@ -164,6 +170,32 @@ def test_a_jump_where_the_mesh_changed_says_so():
     run = doctor(dataclasses.replace(run, events=[*run.events, moved]), "update_norm", lambda s, u: 3.5 * u, 201, 208)
     (verdict,) = diagnose(run).verdicts
     assert "mesh data=4 -> data=8" in verdict.evidence and "the mesh that it was saved on" in verdict.knob
+
+
+def test_tokens_that_had_not_occurred_make_no_sharpness(monkeypatch):
+    v = jnp.array([1e-4, 0.0, 1e-4, 0.0])
+    gradients = iter([jnp.array([1e-2, 0.0, 1e-2, 0.0]), jnp.array([1e-2, 1e-2, 1e-1, 0.0])])
+    monkeypatch.setattr(sharpness, "batch_gradients", lambda static, subject: {"w": next(gradients)})
+    monkeypatch.setattr(sharpness, "find_second_moments", lambda state: types.SimpleNamespace(nu={"w": v}))
+    h = types.SimpleNamespace(optim=types.SimpleNamespace(beta2=0.95))
+    subject = Subject(None, h, 0, types.SimpleNamespace(opt_state=None), None, None)
+    roots = sharpness.settled_roots({"w": jnp.ones(4)}, subject, [None, None])
+    assert roots["w"].tolist() == [1.0, 0.0, 0.0, 1.0]  # one not seen before, and one ten times its moment's root
+
+
+@pytest.mark.parametrize("name, named", [("head.w", True), ("final_norm.g", False), ("blocks.mlp.up.w", True)])
+def test_eps_of_the_rest_is_judged_by_what_rows_hold(name, named, monkeypatch):
+    run = healthy(optim__name="muon", optim__rest_eps=0.1)
+    many = np.full((2, 4, 500), 1e-12)  # rows that hardly occur, and a few that do
+    many[:, :, :5] = 1e-4
+    moments = AdamMoments("opt_state.rest.1", {}, {name: many}, 1000, (0.9, 0.9), 0.95)
+    monkeypatch.setattr(eps, "read_saved_steps", lambda evidence: ([SavedStep(400, {})], ""))
+    monkeypatch.setattr(eps, "find_adam_moments", lambda evidence, saved: [moments])
+    verdicts = ask(eps.check_saved_eps, run)
+    assert [v.cause for v in verdicts] == ["eps_dominates"] * named
+    assert all("optim.rest_eps=0.1" in v.evidence and v.knob.startswith("optim.rest_eps=") for v in verdicts)
+    sound = dataclasses.replace(run, values=run.values | {"optim.rest_eps": 1e-5})  # above rare rows, below the others
+    assert [v.cause for v in ask(eps.check_saved_eps, sound)] == ["eps_dominates"] * (name == "blocks.mlp.up.w")
 
 
 def test_lanczos_meets_the_largest_eigenvalue_of_a_known_spectrum():

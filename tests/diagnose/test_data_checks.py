@@ -6,9 +6,14 @@ import types
 import numpy as np
 import pytest
 
+from scalelab.data.shards import Split
+from scalelab.diagnose.checks.read.again.batches import Stretch
+from scalelab.diagnose.checks.read.again.lengths import compare_lengths, compare_splits
 from scalelab.diagnose.checks.read.bigrams import window_scores
 from scalelab.diagnose.checks.read.data import check_data, check_repetition, check_too_good
-from scalelab.diagnose.sample import DataSample
+from scalelab.diagnose.checks.read.held_out import judge_held_out
+from scalelab.diagnose.sample import DataSample, fingerprint_documents
+from scalelab.diagnose.verdict import Gap, Judged
 from tests.diagnose.evidences import ask, healthy
 
 V, S, N = 64, 65, 400
@@ -62,7 +67,6 @@ FAULTS = {
     ),
     "in order": (lambda: sample(order=np.arange(N)), "not_shuffled", "rank correlation 1"),
     "backwards": (lambda: sample(order=np.arange(N)[::-1]), "not_shuffled", "rank correlation -1"),
-    "few ids": (lambda: sample(vocab_size=20), "vocabulary_mismatch", "69% of the vocabulary"),
 }  # fmt: skip
 
 
@@ -75,6 +79,52 @@ def test_a_fault_of_the_data_is_named(fault):
     data, cause, words = FAULTS[fault]
     verdicts = found(data())
     assert list(verdicts) == [cause] and words in verdicts[cause].evidence
+
+
+def test_a_larger_vocabulary_is_a_note():
+    (note,) = ask(check_data, dataclasses.replace(healthy(model__vocab_size=V), data=sample(vocab_size=20)))
+    assert isinstance(note, Gap) and "69% of the vocabulary" in note.missing and "model.vocab_size=20" in note.how
+
+
+def split(*documents):
+    """A split in one shard."""
+    offsets = np.cumsum([0, *map(len, documents)])
+    return Split((np.concatenate(documents),), (offsets,))
+
+
+def test_lines_that_come_up_again_are_no_copies():
+    lines = [RNG.integers(1, 200, size).astype(np.uint16) for size in (20, 127, 128, 900)]
+    part = types.SimpleNamespace(train=split(*lines, *lines))
+    dataset = types.SimpleNamespace(vocab_size=256, parts=[part])
+    assert len(fingerprint_documents(dataset)) == 4 and len(set(fingerprint_documents(dataset).tolist())) == 2
+
+
+def test_held_out_documents_of_another_length_are_no_fair_draw():
+    sizes = np.sort(np.exp(RNG.normal(5, 1, 300)).astype(int) + 8)
+    texts = [RNG.integers(1, 200, size).astype(np.uint16) for size in sizes]
+    longest, drawn = range(280, 300), RNG.permutation(300)[:20]
+    for held_out, words in ((longest, "longer than its training documents"), (range(40), "shorter"), (drawn, "")):
+        sides = [split(*(texts[i] for i in range(300) if (i in held_out) == is_val)) for is_val in (False, True)]
+        assert compare_splits(*sides).startswith(words) and bool(compare_splits(*sides)) == bool(words)
+    few = np.arange(300) >= 296  # too few for a sum of ranks: the chance of the four longest is 3e-9, of five 5e-11
+    assert compare_lengths(sizes, few) == "" and compare_lengths(sizes, np.arange(300) >= 295)
+
+
+def test_rows_of_the_validation_split_are_a_cause():
+    texts = [RNG.integers(1, 200, 400).astype(np.uint16) for _ in range(30)]
+    part = types.SimpleNamespace(train=split(*texts[:24]), val=split(*texts[24:]))
+    data = types.SimpleNamespace(dataset=types.SimpleNamespace(vocab_size=256, parts=[part]))
+
+    def judged(side, n_rows=16):
+        rows = side.shards[0][: 129 * n_rows].reshape(4, n_rows // 4, 129).astype(int)
+        stretch = Stretch(None, np.arange(4) + 10, None, rows, rows)
+        return [finding for finding in judge_held_out(data, stretch) if not isinstance(finding, Judged)]
+
+    assert judged(part.train) == []
+    (verdict,) = judged(part.val)
+    assert verdict.cause == "val_in_train" and verdict.steps == (11, 14) and "16 of 16 rows" in verdict.evidence
+    part.val = split(*texts[:4])  # copies on both sides: another check says so
+    assert judged(part.train) == []
 
 
 def test_other_data_than_the_runs_are_told_and_not_judged():

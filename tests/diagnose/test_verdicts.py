@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import math
 import pathlib
 
 import pytest
@@ -36,6 +37,53 @@ def test_what_comes_first_in_time_explains_what_follows():
         assert order(late, lr._replace(steps=(60, 80))) == [effect, "lr_too_high"], effect
     batches = verdict("data_outlier", "test", 181, 9.0)  # a test of the batches is not explained by a symptom
     assert order(batches, verdict("lr_too_high", "symptom", 3)) == ["data_outlier", "lr_too_high"]
+
+
+def test_a_fault_of_the_program_is_that_of_all_steps():
+    program = verdict("code_rank_factors", "test", 160, 4.0)
+    assert order(verdict("log_wrong", "test", 41, 1e9), program) == ["code_rank_factors", "log_wrong"]
+
+
+def test_a_clip_that_slows_sgd_comes_before_the_slow_rate():
+    gains = {"rate_steps": 20.0, "rate_from": 40.0, "rate_gain/3": 0.11, "rate_se/3": 1e-3, "rate_gain/10": 0.52,
+             "rate_se/10": 1e-3}  # fmt: skip
+    run = healthy(optim__name="sgd", optim__peak_lr=0.5, optim__clip_norm=0.005, optim__weight_decay=0.0)
+    slow = dataclasses.replace(doctor(run, "update_norm", lambda s, u: 1e-3), probes={"step": 400} | gains)
+    names = causes(slow)
+    assert names.index("over_clipping") < names.index("lr_too_low")
+    assert "sgd's updates shrink with it" in next(
+        v.evidence for v in diagnose(slow).verdicts if v.cause == "over_clipping"
+    )
+
+
+def test_no_decay_that_is_declared_is_a_note():
+    grows = doctor(healthy(optim__weight_decay=0.0), "param_norm", lambda s, p: 28 + s / 40)
+    (note,) = [gap for gap in diagnose(grows).gaps if gap.cause == "decay_wrong"]
+    assert causes(grows) == [] and "grew 1.36-fold" in note.missing and "optim.weight_decay=0.1" in note.how
+
+
+def test_a_decay_under_which_weights_shrink_is_a_cause():
+    shrinks = doctor(healthy(optim__weight_decay=10.0), "param_norm", lambda s, p: 28 - min(s, 200) / 20)
+    (cause,) = diagnose(shrinks).verdicts
+    assert cause.cause == "decay_wrong" and "100 times adamw's own 0.1" in cause.evidence
+    assert cause.knob == "optim.weight_decay=0.1"
+    assert causes(healthy(optim__weight_decay=10.0)) == []  # the weights grow all the same
+
+
+def test_a_rate_that_only_the_first_steps_can_t_take_lacks_a_warm_up():
+    edge = healthy(optim__peak_lr=0.05, schedule__warmup_steps=0)
+    calm = doctor(edge, "update_norm", lambda s, u: u / 4, 9)
+    assert causes(calm) == ["warmup_too_short"] and causes(edge)[0] == "lr_too_high"
+    thrown_out = doctor(calm, "train_loss", lambda s, x: x + 6, 300)
+    assert "lr_too_high" in causes(thrown_out) and "warmup_too_short" not in causes(thrown_out)
+
+
+def test_large_logits_whose_attention_is_spread_are_none():
+    high = doctor_layers(healthy(), "attention_logit_max", lambda s, x: [9.0, 60.0])
+    for entropy, named in ((0.2, []), (0.05, ["attention_logits"])):
+        size = math.log(high.values["model.seq_len"])
+        layers = [row | {"attention_entropy": [0.8 * size, entropy * size]} for row in high.layers]
+        assert causes(dataclasses.replace(high, layers=layers)) == named
 
 
 def test_a_chain_of_causes_ends_at_the_first_one():

@@ -8,6 +8,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "adamw, wsd": {"schedule.name": "wsd", "schedule.final_share": 0.0},
     "adamw, constant, beta2 .999": {"schedule.name": "constant", "optim.beta2": 0.999},
     "lion, linear": {"optim.name": "lion", "optim.peak_lr": 1e-3, "schedule.name": "linear"},
+    "adamw without decay": {"optim.weight_decay": 0.0},
     "muon": {"optim.name": "muon", "optim.peak_lr": 2e-2, "optim.rest_lr": 1e-2},
     "sgd, restarts": {
         "optim.name": "sgd", "optim.peak_lr": 0.5, "schedule.name": "cosine_restarts", "schedule.cycles": 2,
@@ -20,6 +21,9 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "bf16, muP": {"precision.name": "bf16", "parametrization.name": "mup", "parametrization.base_width": 32},
     "documents masked, bytes": {
         "data.source": f"{HERE}:corpus", "data.path": "healthy", "data.documents": "mask",
+    },
+    "16 times the tokenizer's vocabulary": {
+        "data.source": f"{HERE}:corpus", "data.path": "healthy", "model.vocab_size": 4096,
     },
     "resumed": {},
     "a mixture that changes": {},

@@ -76,7 +76,7 @@ OPTIMIZER = {
     "eps 1e-2": Plant("eps_dominates", {"optim.eps": 1e-2}),
     "clip 0.01": Plant("over_clipping", {"optim.clip_norm": 0.01}),
     "weight decay 30": Plant("decay_wrong", {"optim.weight_decay": 30.0}),
-    "no weight decay": Plant("decay_wrong", {"optim.weight_decay": 0.0}),
+    "weight decay 10": Plant("decay_wrong", {"optim.weight_decay": 10.0}),
     "coupled decay in Adam": Plant("decay_wrong", {"optim.name": "adam", "optim.weight_decay": 0.1}),
     "decay of gains": Plant("decay_wrong", {"optim.decay_vectors": True, "optim.weight_decay": 3.0}),
     "no 1/K, SGD": Plant(
@@ -102,9 +102,6 @@ DATA = {
     "a shard of shuffled bytes": Plant("corrupt_shard", TEXT | {"data.path": "shuffled"}),
     "a shard of one phrase": Plant("corrupt_shard", TEXT | {"data.path": "phrase"}),
     "order of the corpus": Plant("not_shuffled", fork=forks.unshuffled, live=True),
-    "16 times the tokenizer's vocabulary": Plant(
-        "vocabulary_mismatch", TEXT | {"model.vocab_size": 4096, "data.path": "healthy"}
-    ),
     "mask off by one": Plant("mask_leak", fork=forks.sees_the_next_token, live=True),
     "documents see each other": Plant(
         "mask_leak", TEXT | {"data.path": "healthy", "data.documents": "mask"}, fork=forks.sees_other_documents,

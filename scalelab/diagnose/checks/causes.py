@@ -163,6 +163,8 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "moments_stuck": ("moments_poisoned", "no_bias_correction", "eps_dominates", *SPIKES),
     "moments_wrong": ("moments_poisoned", "update_wrong", "no_bias_correction", "eps_dominates", *SPIKES),
     "eps_dominates": ("leaf_out_of_scale",),
+    "over_clipping": ("lr_too_low",),
+    "decay_wrong": ("update_wrong", "moments_poisoned", "leaf_out_of_scale", "state_changed"),
     "update_wrong": ("leaf_out_of_scale", "no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
     "bit_flip": (*BLOW_UP, "lr_too_high"),
     "measures_disagree": ("moments_poisoned",),

@@ -4,11 +4,14 @@ Eval's path (`evaluate.subject.token_losses`) shares neither the step nor its su
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from scalelab.config import flatten_hparams, replace_hparams
 from scalelab.data.batches.batches import val_batches
 from scalelab.data.dataset import Dataset
 from scalelab.diagnose.evidence import Evidence
@@ -19,6 +22,7 @@ from scalelab.evaluate.subject import EvaluatedModel, load_evaluated_model, toke
 from scalelab.train.step.step import jit_train_step
 
 MOST_SAVED = 2  # saved steps whose values are computed again: the first and the last
+DECAYS = (0.0, 2.0)  # times the declared decay, of steps that are taken beside
 METRICS = ("train_loss", "grad_norm", "clip_ratio", "lr", "update_norm", "param_norm")
 
 
@@ -105,7 +109,7 @@ def _line(evidence: Evidence, subject: Subject, target: int) -> dict[str, Any]:
         after, metrics = step(current, subject.batch(number), subject.h)
         if number == target - 1:
             values[f"line/{target}"] = {name: float(metrics[name]) for name in METRICS if name in metrics}
-            values |= _by_eval(evidence, subject, number, target)
+            values |= _by_eval(evidence, subject, number, target) | _by_decay(step, subject, number, target)
             if before is not None:
                 values[f"line_before/{target}"] = before
         before, current = float(metrics["train_loss"]), after
@@ -113,6 +117,19 @@ def _line(evidence: Evidence, subject: Subject, target: int) -> dict[str, Any]:
     values[f"line_after/{target}"] = float(following["train_loss"])
     jax.block_until_ready(current)
     return values
+
+
+def _by_decay(step: Callable, subject: Subject, number: int, target: int) -> dict[str, Any]:
+    """`line_decay/STEP`: (update norm, weight norm) of the step with 0 and 2 times its decay; {} without decay."""
+    decay = flatten_hparams(subject.h).get("optim.weight_decay")
+    if decay is None or not float(decay):
+        return {}
+    norms = []
+    for factor in DECAYS:
+        h = replace_hparams(subject.h, {"optim.weight_decay": jnp.float32(factor * float(decay))})
+        _, metrics = step(subject.state, subject.batch(number), h)
+        norms.append(tuple(float(metrics[name]) for name in ("update_norm", "param_norm")))
+    return {f"line_decay/{target}": norms}
 
 
 def _by_eval(evidence: Evidence, subject: Subject, number: int, target: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots
+from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots, batch_gradients, find_second_moments
 from scalelab.optim import schedules
 from scalelab.train.step.gradients import document_ends
 from scalelab.train.step.state import model_variables
@@ -30,12 +30,14 @@ def probe_sharpness(subject: Subject) -> dict[str, float]:
     roots = jax.tree.map(jnp.ones_like, subject.params) if name in PLAIN else adam_roots(subject)
     if static.layout.stage > 1 or roots is None or model_variables(subject.state):
         return {}
+    batches = [subject.batch(subject.step + i) for i in range(BATCHES)]
+    if name in ADAMS:
+        roots = settled_roots(roots, subject, batches)
     limit = 2.0
     if name in ADAMS:
         beta1 = float(h.optim.beta1)
         limit = (2 + 2 * beta1) / (1 - beta1)
     ends = document_ends(static, h)
-    batches = [subject.batch(subject.step + i) for i in range(BATCHES)]
 
     @jax.jit
     def product(u: Any, tokens: jax.Array) -> Any:
@@ -52,6 +54,18 @@ def probe_sharpness(subject: Subject) -> dict[str, float]:
         return {}
     lr = float(schedules.scheduled_values(static, jnp.int32(subject.step), h)["lr"])
     return {"sharpness": largest, "sharpness_lr": largest * lr, "sharpness_limit": limit}
+
+
+def settled_roots(roots: Any, subject: Subject, batches: list[jax.Array]) -> Any:
+    """Set to zero the roots of numbers whose second moment one gradient of these batches would more than double.
+
+    A token that has not occurred has no moment, and the next step's preconditioner is another one. The matrix without
+    their rows and columns has no larger eigenvalue (Cauchy's interlacing).
+    """
+    second, new = find_second_moments(subject.state.opt_state), 1 - subject.h.optim.beta2
+    gradients = [batch_gradients(subject.static, subject._replace(tokens=tokens)) for tokens in batches]
+    largest = jax.tree.map(lambda *g: jnp.max(jnp.square(jnp.stack(g)), axis=0), *gradients)
+    return jax.tree.map(lambda root, v, g: jnp.where(new * g > v, 0.0, root), roots, second.nu, largest)
 
 
 def largest_eigenvalue(multiply: Any, size: int, steps: int = LANCZOS_STEPS) -> float:

@@ -61,6 +61,10 @@ def test_an_update_unlike_that_of_the_saved_state(trained):
     assert judged(update_norm=3.0) == ["log_wrong"]
     assert judged(update_norm=3.0, param_norm=1.00002) == ["update_wrong"]
     assert judged(lr=0.5) == ["schedule_wrong"]
+    without, _ = taken["line_decay/21"]  # norms of the update and of the weights in the step without its decay
+    declared = [taken["line/21"][name] for name in ("update_norm", "param_norm")]
+    factors = {name: a / b for name, a, b in zip(("update_norm", "param_norm"), without, declared, strict=True)}
+    assert judged(**factors) == ["decay_wrong"] and judged(**factors | {"param_norm": 1.00002}) == ["update_wrong"]
 
 
 @pytest.mark.full

@@ -11,6 +11,8 @@ BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the firs
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
 MOVED = 0.3  # sum of update/weight norms before the first measure, above which that no longer shows the initialisation
 HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
+LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as where far positions get a large bias
+SURE_LOGIT = 1e4  # judged whatever the entropy, which is a mean over heads and queries
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
 
@@ -111,11 +113,13 @@ def check_attention(evidence: Evidence) -> Findings | None:
     if high.sum() < min(2, len(high)):
         return []
     entropy = evidence.layer_series("attention_entropy").finite()
+    lowest = float(entropy.values.min()) / np.log(evidence.values["model.seq_len"]) if len(entropy.steps) else 0.0
+    if lowest >= LOW_ENTROPY and largest.max() < SURE_LOGIT:
+        return []
     steps = logits.steps[high]
     text = f"the largest attention logit is {largest.max():.3g} (layer {layer}), above {HIGH_LOGIT:.0f} from step "
     text += f"{steps[0]} on"
     if len(entropy.steps):
-        lowest = float(entropy.values.min()) / np.log(evidence.values["model.seq_len"])
         text += f"; the lowest attention entropy is {lowest:.2g} of ln S"
     knob = "model.qk_norm=true, or a lower LR"
     confirm = "scalelab train … --config.model.qk_norm=true, and compare the curves"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 # Relative differences: sums in another order differ by some 1e-6 in fp32; other formats round to 2^-8 and less.
 SAME, SAME_ROUNDED = 1e-4, 1e-2
 EXACT = 1e-6
+EXPLAINED = 0.1  # of the difference of the weights' norm, which another decay leaves
+DECAY_FACTOR = 0.02  # imaginary part of a factor on the decay that is rounding
 UPDATE = ("update_norm", "param_norm")
 VALIDATION = "a validation loss is the checkpoint's (its weights, not their EMA)"
 TRAINING = "the training loss logged is the one that the saved weights have on the step's batch"
@@ -107,6 +110,9 @@ def _judge_line(evidence: Evidence, step: int, row: Mapping[str, float], taken: 
         if name in UPDATE and "param_norm" in shared and _differ(row["param_norm"], taken["param_norm"], EXACT):
             cause, knob = "update_wrong", "the LR and the decay that your optimizer applies: those of the config"
             text += ", and another norm of the weights after it: the update was another one"
+            if (decay := _find_decay(evidence, step, row, taken)) is not None:
+                cause, knob = "decay_wrong", "the decay that your optimizer applies: that of the config"
+                text += f", that of {decay:.3g} times the declared weight decay: both norms agree"
         return make_verdict(cause, "test", np.inf, text, knob, confirm, where)
     loss = row.get("train_loss")
     if by_eval is not None and loss is not None and not wrong and _differ(loss, by_eval, close):
@@ -114,6 +120,26 @@ def _judge_line(evidence: Evidence, step: int, row: Mapping[str, float], taken: 
         text += f"gives {by_eval:.6g} on the same weights and batch: x {loss / by_eval:.5g}"
         knob = "your loss: the mean of -ln p over the targets, without other terms"
         return make_verdict("train_loss_wrong", "test", np.inf, text, knob, confirm, where)
+    return None
+
+
+def _find_decay(evidence: Evidence, step: int, row: Mapping[str, float], taken: Mapping[str, float]) -> float | None:
+    """Find by how much the declared decay must be multiplied for the logged norms of update and weights; None: by none.
+
+    The square of either norm is a quadratic in that factor, known from steps with 0, 1 and 2 times the decay.
+    """
+    norms: Any = evidence.probes.get(f"line_decay/{step}")
+    if norms is None or not {*UPDATE} <= taken.keys():
+        return None
+    squares = np.square([norms[0], [taken[name] for name in UPDATE], norms[1]])
+    update, weights = (np.polyfit((0.0, 1.0, 2.0), values, 2) for values in squares.T)
+    update[2] -= row["update_norm"] ** 2
+    for root in np.roots(update):
+        factor = float(np.real(root))
+        weight = math.sqrt(max(float(np.polyval(weights, factor)), 0.0))
+        missed = abs(row["param_norm"] - taken["param_norm"])
+        if abs(np.imag(root)) < DECAY_FACTOR and abs(row["param_norm"] - weight) < EXPLAINED * missed:
+            return round(factor, 3) + 0.0
     return None
 
 

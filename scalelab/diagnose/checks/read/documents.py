@@ -3,6 +3,7 @@
 import numpy as np
 
 from scalelab.data.shards import Split
+from scalelab.diagnose.checks.read.again.lengths import compare_splits
 from scalelab.diagnose.checks.read.again.shingles import (
     LENGTH_BYTES,
     LENGTH_IDS,
@@ -15,14 +16,13 @@ from scalelab.diagnose.checks.read.again.shingles import (
 )
 from scalelab.diagnose.checks.read.again.two_sample import compare_sides
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.sample import DataSample
-from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
+from scalelab.diagnose.sample import BYTES, DataSample
+from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
 SHARED = 0.05  # share of validation documents with a copy in training
-COPIES = 0.05  # share of training documents that are near copies, not equal ones, of another
+COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
-BYTES = 512  # ids; a vocabulary of fewer counts as bytes
 
 
 def check_documents(evidence: Evidence) -> Findings:
@@ -88,11 +88,12 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
     near = [
         i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
     ]
-    share = len(near) / len(nearest.share)
+    share = float(train.lengths[nearest.document[near]].sum() / max(train.lengths.sum(), 1))
     if share <= COPIES:
         return [judged]
     first = near[0]
-    text = f"{share:.0%} of {len(nearest.share)} documents are nearly another one, without being equal: document "
+    text = f"{len(near)} of {len(nearest.share)} documents, with {share:.0%} of all tokens, are nearly another one, "
+    text += "without being equal: document "
     text += f"{nearest.document[first]} shares {nearest.share[first]:.0%} of its passages with {nearest.other[first]}"
     knob = "keep one of each group of near copies, and prepare the data again"
     confirm = "compare the documents named"
@@ -103,6 +104,9 @@ def _distributions(data: DataSample) -> Findings:
     """Judge whether the validation documents of each source are drawn as its training documents are."""
     findings: list = []
     for part in data.dataset.parts:
+        if lengths := compare_splits(part.train, part.val):
+            findings.append(_other_lengths(part.name, lengths))
+            continue
         sides = take_documents(part.train, MOST_TRAIN // 2), take_documents(part.val, MOST_VAL)
         distance = compare_sides(*sides)
         if distance is None:
@@ -121,6 +125,13 @@ def _distributions(data: DataSample) -> Findings:
             over = distance.value / distance.largest
             findings.append(make_verdict("val_of_another_kind", "test", over, text, knob, confirm))
     return findings
+
+
+def _other_lengths(name: str, lengths: str) -> Verdict:
+    text = f"the validation documents of {name} are {lengths}: the splits are of two distributions"
+    knob = "draw validation documents from all of the data, whatever their length, and prepare them again"
+    confirm = "scalelab eval RUN on documents held out at random"
+    return make_verdict("val_of_another_kind", "test", np.inf, text, knob, confirm)
 
 
 CHECKS = (check_documents,)

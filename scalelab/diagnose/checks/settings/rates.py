@@ -50,14 +50,18 @@ def check_lr(evidence: Evidence) -> Findings:
         return [*findings, Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
     findings.append(Judged(LR_QUESTION))
     knob = f"optim.peak_lr={_better_rate(evidence, ratio, best_sibling_lr(siblings)):.3g}"
-    if far := _far_above(evidence, ratio, lr, knob):
-        return [*findings, far]
     warmup = float(evidence.values["schedule.warmup_steps"] or 0)
     high = ratio.values > HIGH_RATIO
     short = warmup < SHORT_WARMUP * evidence.steps
     early = ratio.steps <= max(0.02 * evidence.steps, HIGH_LINES)
     late = ratio.values[~early]
-    if short and high[early].any() and (not len(late) or np.quantile(late, 0.9) < CALM_RATIO):
+    calm = not len(late) or bool(np.quantile(late, 0.9) < CALM_RATIO)
+    passed = short and bool(high[early].any()) and calm
+    if passed and len(late) and not _lasting_signs(evidence):  # at whatever LR, only its first steps were too large
+        return [*findings, _short_warmup(evidence, ratio, warmup)]
+    if far := _far_above(evidence, ratio, lr, knob):
+        return [*findings, far]
+    if passed:
         return [*findings, _short_warmup(evidence, ratio, warmup)]
     diverged = _divergence(evidence, knob)
     lines_needed = min(HIGH_LINES, max(1, len(high) // 4))

@@ -1,7 +1,7 @@
 """Judge eps by the saved second moments of the blocks: where it is larger than their roots, Adam is momentum SGD.
 
-Embedding and head are left out: their rows of tokens that hardly occur have small moments at any eps. So
-are gains and biases: that of all keys has no gradient but rounding.
+Rows of embedding and head have small moments at any eps where their tokens hardly occur, so these count by what they
+hold of the sum of the second moment. Gains and biases are left out: that of all keys has no gradient but rounding.
 """
 
 import numpy as np
@@ -19,27 +19,29 @@ USUAL_EPS = 1e-8
 def check_saved_eps(evidence: Evidence) -> Findings:
     """Judge eps by each layer's part of each parameter of the blocks, in the last saved step."""
     saved, _ = read_saved_steps(evidence)
-    judged, worst = False, ("", 0.0, 0.0, "")
+    judged, worst = False, ("", 0.0, 0.0, "", "")
     for moments in find_adam_moments(evidence, saved[-1]) if saved else []:
         key = "optim.rest_eps" if ".rest." in moments.place else "optim.eps"
         eps = float(evidence.values[key] or 0.0)
         correction = 1 - moments.beta2 ** max(moments.n_updates, 1)
         for name, x in moments.nu.items():
-            if parameter_kind(name) != "hidden" or not eps or not np.isfinite(x).all():
+            kind = parameter_kind(name)
+            if kind == "vector" or not eps or not np.isfinite(x).all():
                 continue
             judged = True
             for part, v in layer_slices(name, x):
                 used = v[v > 0].astype(np.float64)
-                root = np.sqrt(used / correction)
-                share = float(np.mean(root < eps)) if len(root) else 0.0
+                root, weights = np.sqrt(used / correction), None if kind == "hidden" else used
+                share = float(np.average(root < eps, weights=weights)) if len(root) else 0.0
                 if share > worst[1]:
-                    worst = part, share, float(np.median(root)), key
+                    middle = np.median(root) if kind == "hidden" else np.average(root, weights=weights)
+                    worst = part, share, float(middle), key, "its numbers" if kind == "hidden" else "its second moment"
     if worst[1] <= SHARE:
         return [Judged(ASKED)] if judged else []
-    part, share, middle, key = worst
+    part, share, middle, key, what = worst
     step = saved[-1].step
-    text = f"sqrt(v) of {part} is below {key}={evidence.values[key]:g} for {share:.0%} of its numbers, at step {step}; "
-    text += f"its median is {middle:.2g}"
+    text = f"sqrt(v) of {part} is below {key}={evidence.values[key]:g} for {share:.0%} of {what}, at step {step}; "
+    text += f"its {'median' if what == 'its numbers' else 'mean'} is {middle:.2g}"
     better = min(USUAL_EPS, float(f"{middle / 100:.0e}"))
     confirm = f"scalelab train … --config.{key}={better:g}, and compare update_norm"
     return [

@@ -20,6 +20,7 @@ DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some
 GOOD_TURNOVERS = 5.0  # the middle of that range
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
 GROWTH_WITHOUT_DECAY = 1.25  # last weight norm / first
+SHRUNK = 0.75  # least weight norm / first; healthy runs grow, decay of 100 times the usual brings configs/tiny to 0.51
 VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
 
 
@@ -174,8 +175,11 @@ def check_clipping(evidence: Evidence) -> Findings | None:
     high = float(np.quantile(norms.values, 0.9))
     knob = f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)"
     confirm = "scalelab train … with it, and compare"
-    steps = int(norms.steps[0]), int(norms.steps[-1])
-    return [make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text, knob, confirm, steps)]
+    steps, kind = (int(norms.steps[0]), int(norms.steps[-1])), "signature"
+    if ":" not in (name := evidence.values["optim.name"]) and find_optimizer(name).like == "sgd":
+        text += f": {name}'s updates shrink with it, so its LR acts like {factor:.3g} times less"
+        kind = "test"
+    return [make_verdict("over_clipping", kind, factor / CLIP_FACTOR, text, knob, confirm, steps)]
 
 
 def _is_lr_far(evidence: Evidence) -> bool:
@@ -186,36 +190,36 @@ def _is_lr_far(evidence: Evidence) -> bool:
 
 @asks("weight decay")
 def check_decay(evidence: Evidence) -> Findings | None:
-    """Judge weight decay: too strong, coupled to the gradient of an adaptive optimizer, none, or on gains."""
+    """Judge weight decay: too strong, coupled to the gradient of an adaptive optimizer, or on gains; note none."""
     v = evidence.values
     decay, lr = float(v["optim.weight_decay"] or 0.0), evidence.series("lr").finite()
     params = evidence.series("param_norm").finite()
     if len(lr.steps) < 10 or len(params.steps) < 10:
         return [Gap("decay_wrong", "fewer than ten lines", "log.every_steps=1")]
-    return [*_strong(evidence, decay, lr), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
+    return [*_strong(evidence, decay, lr, params), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
             *_vectors(evidence)]  # fmt: skip
 
 
-def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
+def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Findings:
+    """Judge a decay that leaves the weights no memory, or one far above the optimizer's own under which they shrink."""
     if evidence.values["optim.name"] == "adam" or evidence.values["schedule.wd_shape"] == "independent":
         return []
     turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
-    if turnovers * DECAY_TIME <= 1:
-        return []
-    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
-    if _is_lr_far(evidence) and decay <= usual["weight_decay"][0]:
+    optimizer = evidence.values["optim.name"]
+    usual = float(OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0])
+    if _is_lr_far(evidence) and decay <= usual:
         return []  # it is the LR that replaces them
+    over, better = 2 * turnovers * DECAY_TIME, decay * GOOD_TURNOVERS / max(turnovers, TINY)
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
-    return [
-        make_verdict(
-            "decay_wrong",
-            "signature",
-            2 * turnovers * DECAY_TIME,
-            text,
-            f"optim.weight_decay={decay * GOOD_TURNOVERS / turnovers:.2g}",
-            "scalelab sweep over optim.weight_decay",
-        )
-    ]
+    fall = float(params.values.min() / max(params.values[0], TINY))
+    if usual and decay >= FAR_FACTOR * usual and fall < SHRUNK:
+        text += f"; it is {decay / usual:.3g} times {optimizer}'s own {usual:g}, and the weights' norm fell to "
+        text += f"{fall:.2g} of its first"
+        over, better = max(over, SHRUNK / fall), min(better, usual)
+    elif turnovers * DECAY_TIME <= 1:
+        return []
+    knob = f"optim.weight_decay={better:.2g}"
+    return [make_verdict("decay_wrong", "signature", over, text, knob, "scalelab sweep over optim.weight_decay")]
 
 
 def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
@@ -243,14 +247,14 @@ def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
 
 
 def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
-    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {}).get("weight_decay", (0.0, ""))[0]
+    """Note a growing norm where no decay is declared: what that costs only a run with decay can tell."""
+    optimizer = evidence.values["optim.name"]
+    usual = OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0]
     growth = float(params.values[-1] / max(params.values[0], 1e-30))
     if decay or not usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
         return []
-    text = f"no weight decay, and the weight norm grew {growth:.3g}-fold; this optimizer's usual decay is {usual:g}"
-    knob = f"optim.weight_decay={usual:g}"
-    confirm = "scalelab train … with it, and compare over seeds"
-    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, knob, confirm)]
+    text = f"optim.weight_decay=0 is declared, and the weight norm grew {growth:.3g}-fold"
+    return [Gap("decay_wrong", text, f"a run beside it with {optimizer}'s own optim.weight_decay={usual:g}")]
 
 
 def _vectors(evidence: Evidence) -> Findings:

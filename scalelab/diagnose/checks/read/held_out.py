@@ -1,0 +1,59 @@
+"""Judge whether rows that a run read are text of its validation split: splits may be apart, and read wrongly."""
+
+import numpy as np
+
+from scalelab.data.shards import Split
+from scalelab.diagnose.checks.read.again.batches import Stretch
+from scalelab.diagnose.checks.read.again.shingles import (
+    LENGTH_BYTES,
+    LENGTH_IDS,
+    Documents,
+    find_shingles,
+    take_documents,
+)
+from scalelab.diagnose.sample import BYTES, DataSample
+from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
+
+ASKED = "rows read are text of the training split"
+MOST = 2_000_000  # tokens of each split that are compared
+# Share of the passages read that stand in validation and in no training document. Of whole splits none do; of a part of
+# the training documents, boilerplate of the others does.
+FOREIGN, FOREIGN_OF_PART = 0.02, 0.5
+
+
+def judge_held_out(data: DataSample, stretch: Stretch) -> Findings:
+    """Look for the passages of the rows read in both splits."""
+    length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
+    rows = stretch.read.reshape(-1, stretch.read.shape[-1])
+    rows = np.where(rows < 0, 0, rows)
+    passages, owner = find_shingles(Documents(rows.ravel(), np.arange(len(rows) + 1) * rows.shape[1]), length)
+    if not len(passages):
+        return [Gap("val_in_train", f"rows of fewer than {length} tokens have no passage to look for", "longer rows")]
+    held_out, _ = _passages([part.val for part in data.dataset.parts], length)
+    foreign, limit = np.isin(passages, held_out), FOREIGN
+    if np.mean(foreign) > limit:
+        trained, whole = _passages([part.train for part in data.dataset.parts], length)
+        foreign &= ~np.isin(passages, trained)
+        limit = limit if whole else FOREIGN_OF_PART
+    share = float(np.mean(foreign))
+    if share <= limit:
+        return [Judged(ASKED)]
+    n_rows, first = (
+        len(np.unique(owner[foreign])),
+        int(stretch.steps[owner[foreign].min() // stretch.read.shape[1]]) + 1,
+    )
+    text = f"{share:.0%} of the passages that the run read stand in its validation split and in no training document: "
+    text += f"{n_rows} of {len(rows)} rows, from step {first} on; the validation loss measures memory"
+    knob = "read training batches from the training split"
+    confirm = f"scalelab diagnose RUN --batch={first}"
+    where = first, int(stretch.steps[-1]) + 1
+    return [Judged(ASKED), make_verdict("val_in_train", "test", np.inf, text, knob, confirm, where)]
+
+
+def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:
+    """Hashes of the passages of splits together, and whether all of their documents were taken."""
+    total = sum(split.n_tokens for split in splits)
+    hashes = [
+        find_shingles(take_documents(split, max(1, MOST * split.n_tokens // total)), length)[0] for split in splits
+    ]
+    return np.unique(np.concatenate(hashes)), total <= MOST
