@@ -28,6 +28,7 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 # exactly, for at most COUNTED options.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
+ZERO_STAGES = (1, 2, 3)  # 0 takes as long as 1 and holds more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,8 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
                 sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}
                 for fsdp in sorted(size for size in sizes if shape.d_model % size == 0):
                     split = tensor > 1 and shape.seq_len % (context * tensor) == 0
-                    yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split)
+                    for zero in ZERO_STAGES if fsdp > 1 else ZERO_STAGES[-1:]:
+                        yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split, zero=zero)
 
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:
