@@ -31,6 +31,7 @@ PRINTING = {
     "every": "a program calls `watch` when it likes",
     "once": "as every",
     "json": "how the result is printed; a function returns it",
+    "why": "which sections are printed",
     "trust": "`api.trust` allows code by its name for all that follows, as the option does for all of a command",
 }
 # {(command, option): the function that is called where the option is given}

@@ -3,6 +3,7 @@
 Plan a run before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
 range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure describes the
 config's real step; nothing is allocated, on any number of devices.
+  --why               print conventions, sources, critical batches, saves and goodput too
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
   --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
@@ -26,7 +27,9 @@ Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement f
 
 import argparse
 import dataclasses
+import shlex
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from scalelab import api
@@ -49,6 +52,7 @@ RUN_OPTIONS = (
     "compile",
     "measure",
     "single_gpu",
+    "why",
     "critical_batch",
     "mtbf_hours",
     "restart_minutes",
@@ -88,6 +92,7 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"--config.{next(iter(overrides))} changes a config, and a budget has none")
     if modes[0] != "--sweep" and separator < len(argv):
         raise BadInput(f"{' '.join(argv[separator:])}: options after -- belong to a study, and there is no --sweep")
+    options.overrides = overrides
     options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[separator + 1 :]]
     plan_mode = {"--config": _plan_run, "--sweep": _plan_sweep, "a budget": _plan_budget}[modes[0]]
     emit_json(plan_mode(options, overrides), options.json)
@@ -110,6 +115,7 @@ def _parser() -> Parser:
         action="store_true",
         help="list the ways to hold the model on one device, with the largest micro-batch of each",
     )
+    add("--why", action="store_true", help="also print conventions, sources, critical batches and saves")
     add("--serve-batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
     add(
         "--serve-context",
@@ -189,7 +195,9 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         serve=(options.serve_batch or 1, options.serve_context or 0),
     )  # fmt: skip
     if options.json != "-":
-        print("\n".join(plantext.describe_plan(run_plan)))
+        served = options.serve_batch is not None or options.serve_context is not None
+        text = plantext.describe_plan(run_plan, lambda changes: _command_line(options, changes), options.why, served)
+        print("\n".join(text))
     if options.single_gpu:
         fits = api.single_gpu(config, options.hardware)
         facts["card"] = [dataclasses.asdict(fit) for fit in fits]
@@ -197,7 +205,21 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             print("\n".join(["", *plantext.describe_single_gpu(fits)]))
     if options.measure:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
-    return run_plan.to_json() | facts
+    described = run_plan.to_json() | facts
+    if run_plan.nearest:
+        described["verdict"]["command"] = _command_line(options, run_plan.nearest.changes)
+    return described
+
+
+def _command_line(options: Any, changes: Mapping[str, Any]) -> str:
+    """The command that plans the config with these keys changed, on the mesh that they name."""
+    from scalelab.commands.plan import verdict_text
+
+    given = {key: value for key, value in options.overrides.items() if key not in changes}
+    values = {name: getattr(options, name) for name in ("config", "hardware", "devices", "price")}
+    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    words += [*verdict_text.option_texts(given), *verdict_text.option_texts(changes)]
+    return shlex.join(["scalelab", "plan", *words])
 
 
 def _calibrate(options: Any) -> tuple[Any, dict[str, Any]]:

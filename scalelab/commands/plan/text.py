@@ -1,49 +1,66 @@
 """`scalelab plan --config=…` as text: one section per question, every figure with its unit."""
 
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+from scalelab.commands.plan import verdict_text
+from scalelab.commands.plan.verdict_text import format_duration, format_figures, time_unit
 from scalelab.hardware.host_memory import LIMIT_VARIABLE
-from scalelab.parallel import mesh
 
 GIB, MIB = 2**30, 2**20
-DAY_S = 86_400.0
-TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 N_CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
 
 
-def describe_plan(plan: Any) -> list[str]:
-    """Format every section of a `scalelab.plan.Plan`: size, memory, time, batch, saves, serving, advice."""
-    head = f"{plan.devices:,} x {plan.machine.chip.name}, {mesh.describe_mesh(dataclasses.asdict(plan.layout))}"
-    sections = [_arithmetic(plan), _memory(plan), _time(plan), _batch(plan), _saves(plan), _served(plan), _advice(plan)]
-    text = [head, *(line for section in sections for line in ("", *section))]
+def describe_plan(
+    plan: Any, command: Callable[[Any], str] = verdict_text.list_options, why: bool = False, served: bool = False
+) -> list[str]:
+    """Format a `scalelab.plan.Plan`: the verdict in four lines, then memory, time, batch and advice.
+
+    `command`: a command line from changed config keys. `why`: conventions, sources and saves; `served`: serving.
+    No time is printed of a plan that can't run, but the nearest that can.
+    """
+    text, meant = verdict_text.describe_verdict(plan, command), plan.meant
+    sections = [_arithmetic(plan, why), _memory(plan, "" if plan.runs else "as asked, ")]
+    if meant and not plan.runs:
+        sections.append(_memory(meant, "of the nearest plan that fits, "))
+    if meant:
+        sections += [_time(meant, why), _batch(meant, why)]
+    if meant and why:
+        sections.append(_saves(meant))
+    if served:
+        sections.append(_served(plan))
+    sections.append(_advice(plan))
     if plan.compiled:
-        text += ["", *_compiled(plan)]
+        sections.append(_compiled(plan))
+    text += [line for section in sections if section for line in ("", *section)]
     return [*text, *(("", *(f"note: {note}" for note in plan.notes)) if plan.notes else ())]
 
 
-def _arithmetic(plan: Any) -> list[str]:
+def _arithmetic(plan: Any, why: bool) -> list[str]:
     flops = plan.flops
+    head = f"over {plan.tokens:.4g} tokens, {plan.steps:,} steps"
+    if not why:
+        exact = flops.per_token["exact"] * plan.tokens
+        return [f"parameters {flops.parameters['total']:,}; training FLOPs {exact:.4g} {head}"]
     groups = {name: n for name, n in flops.parameters.items() if name not in N_CONVENTIONS}
     text = [
         "parameters  " + "  ".join(f"{name} {flops.parameters[name]:,}" for name in N_CONVENTIONS),
         "  by group  " + "  ".join(f"{name} {n:,}" for name, n in groups.items()),
-        f"{'training FLOPs':<16} {'a token':>12} {'with remat':>12} {'in all':>12}   "
-        f"over {plan.tokens:.4g} tokens, {plan.steps:,} steps",
+        f"{'training FLOPs':<16} {'a token':>12} {'with remat':>12} {'in all':>12}   {head}",
     ]
     for name, each in flops.per_token.items():
         text.append(f"  {name:<14} {each:>12.4g} {flops.remat_per_token[name]:>12.4g} {each * plan.tokens:>12.4g}")
     return text
 
 
-def _memory(plan: Any) -> list[str]:
+def _memory(plan: Any, whose: str = "") -> list[str]:
     memory = plan.memory
     name, size = memory_unit(memory.total)
-    text = [f"memory of the fullest device, {name} (remat: {plan.flops.remat})"]
-    text += [f"  {name:<14} {n_bytes / size:>10.3f}" for name, n_bytes in memory.components.items()]
+    text = [f"memory of the fullest device, {whose}{name} (remat: {plan.static.model.remat})"]
+    text += [f"  {part:<14} {n_bytes / size:>10.3f}" for part, n_bytes in memory.components.items()]
     text.append(
         f"  {'total':<14} {memory.total / size:>10.3f} of {memory.capacity / size:,.1f}: "
-        f"{describe_memory_fit(memory.fits, memory.margin_bytes)}"
+        f"{describe_memory_fit(memory.fits, memory.margin_bytes, (name, size))}"
     )
     text.append(f"  activations by Korthikanti's formula {memory.formula_bytes / size:.3f}")
     return [*text, *_host_memory(plan)]
@@ -77,44 +94,31 @@ def memory_unit(total_bytes: int) -> tuple[str, int]:
     return ("GiB", GIB) if total_bytes > GIB / 10 else ("MiB", MIB)
 
 
-def format_duration(seconds: float) -> str:
-    """Format as "3.2 days", "14 min" or "24.8 ms": in the largest unit that gives a value of two or more."""
-    name, unit = next((pair for pair in TIME_UNITS if seconds >= 2 * pair[1]), TIME_UNITS[-1])
-    return f"{format_figures(seconds / unit)} {name}"
-
-
-def format_figures(value: float) -> str:
-    """Format with three significant digits, and with all digits before the point: 0.468, 36.2, 3,467."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def describe_memory_fit(fits: bool, margin_bytes: int) -> str:
+def describe_memory_fit(fits: bool, margin_bytes: int, unit: tuple[str, int] = ("GiB", GIB)) -> str:
     """Format as "fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
-    size = f"{format_figures(abs(margin_bytes) / GIB)} GiB"
+    size = f"{format_figures(abs(margin_bytes) / unit[1])} {unit[0]}"
     return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
 
 
-def _time(plan: Any) -> list[str]:
-    t, run = plan.time, plan.training
+def _time(plan: Any, why: bool) -> list[str]:
+    t = plan.time
+    name, unit = time_unit(t.total_s)
     parts = (
         {"compute": t.compute_s, "hbm": t.hbm_s}
         | {f"{axis} (exposed)": s for axis, s in t.exposed.items()}
         | {"bubble": t.bubble_s}
     )
-    cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
-    return [
-        f"step {format_duration(t.total_s)} ({format_duration(t.low_s)} to {format_duration(t.high_s)}): "
-        + ", ".join(f"{n} {format_duration(s)}" for n, s in parts.items() if s),
-        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {t.tokens_per_s:,.0f} tokens/s",
-        f"the run: {format_duration(run.days * DAY_S)} "
-        f"({format_duration(run.days_low * DAY_S)} to {format_duration(run.days_high * DAY_S)}), "
-        f"{run.device_hours:,.4g} device-hours ({run.device_hours_low:,.4g} to {run.device_hours_high:,.4g}){cost}",
-        *(f"  {line}" for line in t.assumptions),
-        *(f"  would save {format_duration(saved)}: {trait}" for trait, saved in plan.savings.items()),
+    text = [f"time of a step, {name}"]
+    text += [f"  {part:<18} {format_figures(seconds / unit):>8}" for part, seconds in parts.items() if seconds]
+    text += [
+        f"  {'total':<18} {format_figures(t.total_s / unit):>8}  ({format_figures(t.low_s / unit)} to "
+        f"{format_figures(t.high_s / unit)}), {t.tokens_per_s:,.0f} tokens/s",
+        *(f"  {line}" for line in t.assumptions if why),
     ]
+    return text + [f"  would save {format_figures(saved / unit)}: {trait}" for trait, saved in plan.savings.items()]
 
 
-def _batch(plan: Any) -> list[str]:
+def _batch(plan: Any, why: bool) -> list[str]:
     b = plan.batch
     text = [
         f"batch {b.tokens:,} tokens: {b.rows_per_device:g} sequences a device x {b.data_parallel} data parallel x "
@@ -124,15 +128,16 @@ def _batch(plan: Any) -> list[str]:
         f"  {c.ratio:.3g} of a critical batch of {c.tokens:,.0f} tokens ({c.name}): "
         f"about {c.extra_tokens:.1%} more tokens; {c.source}"
         for c in b.critical
+        if why
     ]
-    return [*text, *(f"  {note}" for note in b.notes)]
+    return [*text, *(f"  {note}" for note in b.notes if why)]
 
 
 def _saves(plan: Any) -> list[str]:
     c = plan.checkpoint
     every = format_duration(c.every_s) + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
     return [
-        f"a save: {c.bytes / 1e9:,.4g} GB, {format_duration(c.seconds)}, of which steps wait "
+        f"a save: {c.bytes / GIB:,.4g} GiB, {format_duration(c.seconds)}, of which steps wait "
         f"{format_duration(c.blocked_s)}; a failure every {format_duration(c.mtbf_s)}",
         f"save every {every}: Young {format_duration(c.young_s)}, Daly {format_duration(c.daly_s)}; "
         f"goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, {c.goodput_low:.1%} to {c.goodput_high:.1%}), "
@@ -142,19 +147,23 @@ def _saves(plan: Any) -> list[str]:
 
 
 def _advice(plan: Any) -> list[str]:
-    """Format the ranked changes, or why there are none."""
+    """Format the ranked changes, or why there are none; without a share of the time of a plan that can't run."""
     if not plan.advice:
-        return [f"advice: {'no change that was tried is faster and fits' if plan.memory.fits else 'none was found'}"]
+        return ["advice: no change that was tried is faster and fits"] if plan.runs else []
+    if not any(change.fits for change in plan.advice):
+        text = ["advice: nothing fits on as many devices as it is; least is lacking with"]
+        return text + [
+            f"  {describe_memory_fit(False, change.margin_bytes)}: {verdict_text.list_options(change.changes)}"
+            for change in plan.advice
+        ]
     text = ["advice: the same model and batch on as many devices, by predicted step time"]
+    name, unit = time_unit(plan.advice[0].step_s)
     for change in plan.advice:
-        changes = " ".join(f"--config.{key}={_value(value)}" for key, value in change.changes.items())
+        share = f" ({change.of_plan:.2f} of this)" if plan.runs else ""
         fit = describe_memory_fit(change.fits, change.margin_bytes)
-        text.append(f"  {format_duration(change.step_s)} ({change.of_plan:.2f} of this), {fit}: {changes}")
+        seconds, changes = format_figures(change.step_s / unit), verdict_text.list_options(change.changes)
+        text.append(f"  {seconds} {name}{share}, {fit}: {changes}")
     return text
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _compiled(plan: Any) -> list[str]:

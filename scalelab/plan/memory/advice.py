@@ -28,6 +28,7 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 # exactly, for at most COUNTED options.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
+ZERO_STAGES = (1, 2, 3)  # 0 takes as long as 1 and holds more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Advice:
     step_s: float
     of_plan: float  # its step time over the plan's
     notes: tuple[str, ...]  # the trainer's warnings on its layout, and the cost of attention in no fused kernel
+    option: Static = dataclasses.field(repr=False, compare=False)  # the config of `changes`
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the whole config."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "option"}
 
 
 def advise_changes(
@@ -57,7 +63,8 @@ def advise_changes(
     efficiency = efficiency or default_efficiency(machine)
     plan_memory, plan_s = step_memory(static, machine), expected_s(static, machine, efficiency)
     memory_of = {option: _estimate_memory(option, machine) for option in _candidate_configs(static, machine)}
-    if not plan_memory.fits and not any(m.fits for option, m in memory_of.items() if _trainer_verdict(option)[0]):
+    usable = plan_memory.fits and _trainer_verdict(static)[0]
+    if not usable and not any(m.fits for option, m in memory_of.items() if _trainer_verdict(option)[0]):
         shorter = _candidate_configs(static, machine, SHORT)
         memory_of |= {option: _estimate_memory(option, machine) for option in shorter}
     sized = dict.fromkeys(
@@ -66,10 +73,10 @@ def advise_changes(
     seconds = {option: expected_s(option, machine, efficiency) for option in sized}
     best: dict[frozenset[str], Advice] = {}
     counted = 0
-    for option in sorted(seconds, key=lambda option: (seconds[option], len(_changed_keys(static, option)))):
-        if len(best) == most or (plan_memory.fits and seconds[option] > WORTH * plan_s):
+    for option in sorted(seconds, key=lambda option: (seconds[option], len(changed_keys(static, option)))):
+        if len(best) == most or (usable and seconds[option] > WORTH * plan_s):
             break
-        kinds = frozenset(map(_kind_of_change, _changed_keys(static, option)))
+        kinds = frozenset(map(_kind_of_change, changed_keys(static, option)))
         accepted, warnings = _trainer_verdict(option)
         if not kinds or kinds in best or not accepted:
             continue
@@ -80,7 +87,7 @@ def advise_changes(
         if needed.margin_bytes >= spare:
             warnings = (*warnings, *_attention_notes(option, machine))
             best[kinds] = _make_advice(static, option, needed, exact, seconds[option], plan_s, warnings)
-    if best or plan_memory.fits:
+    if best or usable:
         return tuple(best.values())
     return _closest_to_fitting(static, memory_of, machine, efficiency, plan_s, most)
 
@@ -104,7 +111,7 @@ def _make_advice(
     static: Static, option: Static, needed: Memory, exact: bool, step_s: float, plan_s: float, warnings: tuple[str, ...]
 ) -> Advice:
     return Advice(
-        _changed_keys(static, option),
+        changed_keys(static, option),
         needed.fits,
         needed.margin_bytes,
         needed.total,
@@ -112,6 +119,7 @@ def _make_advice(
         step_s,
         step_s / plan_s,
         warnings,
+        option,
     )
 
 
@@ -151,13 +159,16 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
                 sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}
                 for fsdp in sorted(size for size in sizes if shape.d_model % size == 0):
                     split = tensor > 1 and shape.seq_len % (context * tensor) == 0
-                    yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split)
+                    for zero in ZERO_STAGES if fsdp > 1 else ZERO_STAGES[-1:]:
+                        yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split, zero=zero)
 
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:
     """Numbers of devices that may share a sequence."""
     context = static.layout.context
-    sizes = {context} | ({context * 2, context * 4, context * 8} if static.model.seq_len // context >= long else set())
+    sizes = {1, context} | (
+        {context * 2, context * 4, context * 8} if static.model.seq_len // context >= long else set()
+    )
     return [size for size in sorted(sizes) if devices % size == 0]
 
 
@@ -209,7 +220,7 @@ def _trainer_verdict(option: Static) -> tuple[bool, tuple[str, ...]]:
         return False, ()
 
 
-def _changed_keys(before: Static, after: Static) -> dict[str, Any]:
+def changed_keys(before: Static, after: Static) -> dict[str, Any]:
     """Config keys that differ, with their new values."""
     values: dict[str, tuple[Any, Any]] = {
         "train.accumulate": (before.accumulate, after.accumulate),
@@ -236,7 +247,7 @@ def _closest_to_fitting(
     """The options that exceed memory by the least, one of each kind."""
     best: dict[frozenset[str], Advice] = {}
     for option in sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes):
-        kinds = frozenset(map(_kind_of_change, _changed_keys(static, option)))
+        kinds = frozenset(map(_kind_of_change, changed_keys(static, option)))
         accepted, warnings = _trainer_verdict(option)
         if kinds and accepted and kinds not in best and len(best) < most:
             step_s = expected_s(option, machine, efficiency)

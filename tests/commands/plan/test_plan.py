@@ -56,10 +56,11 @@ def test_from_python_with_whatever_stands_for_a_config_and_a_mesh():
 
 
 def test_the_text_names_mesh_components_and_what_was_assumed(capsys):
-    assert main(["plan", TINY, "--hardware=h100", "--devices=4"]) == 0
+    assert main(["plan", TINY, "--hardware=h100", "--devices=4", "--why"]) == 0
     output = capsys.readouterr().out
     for part in (
-        "4 x H100 SXM, fsdp=4",
+        "4 x H100 SXM, ",
+        "plan: fsdp=4, ",
         "chosen as the config has none",
         "activations",
         "MFU",
@@ -124,3 +125,51 @@ def test_mistakes_are_one_line_and_exit_2(capsys, argv, message):
     assert main(["plan", *argv]) == 2
     line = capsys.readouterr().err
     assert message in line and len(line.strip().splitlines()) == 1
+
+
+def in_lines(capsys, *argv):
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_plan_that_fits_is_answered_in_four_lines_and_sources_wait_for_why(capsys):
+    text = in_lines(capsys, TINY, *MESH, "--price=2")
+    result = answer(capsys, TINY, *MESH, "--price=2")
+    assert text[0].startswith("fits: ") and "4 x H100 SXM" in text[0]
+    assert text[1].startswith("plan: fsdp=2 x tensor=2, zero=3; remat none; ") and "adamw in fp32" in text[1]
+    assert f"{result['cost']:,.0f}" in text[2] and f"MFU {result['mfu']:.1%}" in text[2] and text[4] == ""
+    assert not any("Daly" in line or "efficiencies" in line or "keys and values a token" in line for line in text)
+    assert next(iter(result)) == "verdict" and result["verdict"]["fits"]
+    assert result["verdict"]["step_s"] == result["time_s"]["total"] and result["verdict"]["remat"] == "none"
+
+
+LARGE = [
+    TINY, "--config.train.global_batch=64", "--config.model.seq_len=8192", "--config.model.vocab_size=65536",
+    "--config.model.d_model=1024", "--config.model.n_layers=16", "--config.optim.peak_lr=1e-3",
+]  # fmt: skip
+
+
+def test_where_a_plan_cannot_run_the_nearest_that_does_is_a_command_with_its_own_time(tmp_path, capsys):
+    card = tmp_path / "card.json"
+    card.write_text('{"base": "h100", "hbm_bytes": 20e9}')
+    argv = [*LARGE, f"--hardware={card}", "--devices=8", "--mesh=data=8"]
+    result, text = answer(capsys, *argv), in_lines(capsys, *argv)
+    assert text[0].startswith("does not fit: ") and not result["verdict"]["fits"]
+    paste = text[3].removeprefix("paste: scalelab plan ").split(" ")
+    assert result["verdict"]["command"] == text[3].removeprefix("paste: ") and not result["verdict"]["alters"]
+    nearest, again = answer(capsys, *paste), in_lines(capsys, *paste)
+    assert nearest["memory_bytes"]["fits"] and not any("refuses" in note for note in nearest["notes"])
+    assert nearest["verdict"]["step_s"] == result["verdict"]["step_s"] != result["time_s"]["total"]
+    assert again[1:3] == text[1:3]
+
+
+def test_a_refusal_comes_first_and_no_time_of_what_is_refused(capsys):
+    text = in_lines(capsys, TINY, "--hardware=h100", "--devices=5", "--mesh=fsdp=5")
+    assert text[0].startswith("refused: model.d_model=") and "parallel.fsdp=5" in text[0], text[0]
+    assert not any(word in line for line in text for word in (" a step", "MFU", "days"))
+
+
+def test_the_faster_plan_is_a_command_that_keeps_the_mesh_that_was_asked_for(capsys):
+    text = in_lines(capsys, TINY, *MESH)
+    seconds, words = text[3].removeprefix("faster: ").split(" a step (0.")[0], text[3].split(": scalelab plan ")[1]
+    assert in_lines(capsys, *words.split(" "))[2].startswith(f"time: {seconds} (")

@@ -1,0 +1,136 @@
+"""The first four lines of `scalelab plan --config=…`: does it fit, which plan is meant, how long, what to change."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scalelab.parallel import mesh
+
+GIB = 2**30
+DAY_S = 86_400.0
+TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+
+
+def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
+    """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from changed config keys."""
+    meant = plan.meant
+    subject = f"{plan.flops.parameters['total']:.3g} parameters on {plan.devices:,} x {plan.machine.chip.name}"
+    if meant is None:
+        return _describe_hopeless(plan, subject, command)
+    if plan.runs:
+        memory = plan.memory
+        first = f"fits: {subject}, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device"
+        return [first, describe_setup(plan), describe_run(plan), _describe_faster(plan, command)]
+    alters = plan.nearest.alters
+    numbers = f"; it changes the numbers of the training: {', '.join(alters)}" if alters else ""
+    first = f"{_problem(plan, subject)}; nearest that fits{numbers}:"
+    paste = command(plan.nearest.changes)
+    pinned = _describe_unpinned(plan, command)
+    return [first, describe_setup(meant), describe_run(meant), f"paste: {paste}", *pinned]
+
+
+def _describe_hopeless(plan: Any, subject: str, command: Callable[[Any], str]) -> list[str]:
+    """Format the verdict where nothing that was tried fits on so many devices."""
+    least = max(plan.advice, key=lambda change: change.margin_bytes, default=None)
+    text = [f"{_problem(plan, subject)}; nothing that was tried fits on so many"]
+    if least:
+        text.append(f"least is lacking, {_gib(-least.margin_bytes)} GiB, with: {list_options(least.changes)}")
+    more = f"it fits from {plan.fits_from:,} devices on" if plan.fits_from else "it fits on no number that was tried"
+    return [*text, f"{more} (of powers of two times {plan.devices:,})", *_describe_unpinned(plan, command)]
+
+
+def _problem(plan: Any, subject: str) -> str:
+    """Why a plan can't run."""
+    if plan.refusal:
+        return f"refused: {plan.refusal}"
+    memory, host = plan.memory, plan.host
+    if not memory.fits:
+        return f"does not fit: {subject} as asked, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device"
+    return f"does not fit: {subject} as asked, {_gib(host.total)} of {_gib(host.capacity)} GiB of the host"
+
+
+def describe_setup(plan: Any) -> str:
+    """Format mesh, remat, batch, updates, moments and formats of a plan."""
+    static, batch = plan.static, plan.batch
+    stages = f" x {batch.microbatches} micro-batches" if batch.microbatches > 1 else ""
+    rows = f"{batch.rows_per_device:g} sequence{'s' * (batch.rows_per_device != 1)} a device"
+    return (
+        f"plan: {mesh.describe_mesh(dataclasses.asdict(plan.layout))}; remat {static.model.remat}; "
+        f"{rows}{stages} x {static.accumulate} accumulated; "
+        f"updates {static.updates}, moments on {static.moments}; {static.optim.name} in {static.precision}"
+    )
+
+
+def describe_run(plan: Any) -> str:
+    """Format step time, days, device hours, MFU and cost of a plan that can run, each with its range."""
+    t, run = plan.time, plan.training
+    cost = "no price given (--price)"
+    if run.cost is not None:
+        cost = f"cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
+    days = format_range(run.days * DAY_S, run.days_low * DAY_S, run.days_high * DAY_S)
+    hours = f"{format_figures(run.device_hours)} ({format_figures(run.device_hours_low)} to "
+    return (
+        f"time: {format_range(t.total_s, t.low_s, t.high_s)} a step, {days} in all, "
+        f"{hours}{format_figures(run.device_hours_high)}) device hours, "
+        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {cost}"
+    )
+
+
+def _describe_faster(plan: Any, command: Callable[[Any], str]) -> str:
+    """Format the fastest change of a plan that fits; without a batch warm-up where that is what pins it."""
+    if pinned := _describe_unpinned(plan, command):
+        return pinned[0]
+    if not plan.advice:
+        return "faster: no change that was tried is faster and fits"
+    best = plan.advice[0]
+    return f"faster: {format_duration(best.step_s)} a step ({best.of_plan:.2f} of this): {command(plan.faster)}"
+
+
+def _describe_unpinned(plan: Any, command: Callable[[Any], str]) -> list[str]:
+    """Format what the batch's warm-up costs, where it pins the plan."""
+    if not plan.unpinned:
+        return []
+    free, first = plan.unpinned.plan, plan.batch.first_tokens // plan.static.model.seq_len
+    return [
+        f"pinned: the batch's warm-up (schedule.batch_…) begins with {first:,} sequences a step, which limits "
+        f"the replicas; without it {format_duration(free.time.total_s)} a step, MFU {free.time.mfu:.1%}: "
+        f"{command(plan.unpinned.changes)}"
+    ]
+
+
+def list_options(changes: Mapping[str, Any]) -> str:
+    """Format changed config keys as options of a command line."""
+    return " ".join(option_texts(changes))
+
+
+def option_texts(changes: Mapping[str, Any]) -> list[str]:
+    """The options that set these config keys."""
+    return [
+        f"--config.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()
+    ]
+
+
+def _gib(n_bytes: int) -> str:
+    return format_figures(n_bytes / GIB)
+
+
+def format_duration(seconds: float) -> str:
+    """Format as "3.2 days", "14 min" or "24.8 ms": in the largest unit that gives a value of two or more."""
+    name, unit = time_unit(seconds)
+    return f"{format_figures(seconds / unit)} {name}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """(name, seconds) of the largest unit that gives a value of two or more."""
+    return next((pair for pair in TIME_UNITS if seconds >= 2 * pair[1]), TIME_UNITS[-1])
+
+
+def format_range(seconds: float, low: float, high: float) -> str:
+    """Format as "12.7 s (9.82 to 16.2)", in one unit."""
+    name, unit = time_unit(seconds)
+    return f"{format_figures(seconds / unit)} {name} ({format_figures(low / unit)} to {format_figures(high / unit)})"
+
+
+def format_figures(value: float) -> str:
+    """Format with three significant digits, and with all digits before the point: 0.468, 36.2, 3,467."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

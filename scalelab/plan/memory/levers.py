@@ -1,0 +1,91 @@
+"""What may be changed so that a plan fits: one list, from what leaves a training's numbers to what changes them.
+
+`advice` searches layouts (mesh, remat, micro-batch, accumulation, ZeRO stage) of a config as it is. The levers here
+change the config first: each is what a user would write on the command line, checked as any config is.
+"""
+
+import math
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import set_by
+from scalelab.config import Static, optimizer_defaults
+from scalelab.precision.policy import POLICIES
+
+Changes = dict[str, str]  # {config key: its text}
+# What the trainer asks of an update layer by layer (`per_layer.refusals`); steps follow, so that tokens stay.
+PER_LAYER = {"train.updates": "per_layer", "train.accumulate": "1", "model.remat": "full"}
+MOST_ROWS = 8  # of a step that updates layer by layer
+RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
+NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
+
+
+def list_changes(config: ConfigDict, static: Static, host_known: bool) -> Iterator[Changes]:
+    """Changes to try one after the other, nearest first; {} is the config as it is.
+
+    Formats, then on one device updates layer by layer with fewer sequences a step, with moments in the host's memory
+    (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
+    """
+    formats = list(_narrower_formats(static))
+    yield {}
+    yield from formats
+    if static.layout.devices > 1 or static.updates_layers:
+        return
+    for form in [{}, *formats]:
+        for rows in _row_counts(static):
+            yield form | _by_layer(config, static, rows)
+    narrowest = (formats[-1] if formats else {}) | _by_layer(config, static, 1)
+    on_host = {"train.moments": "pinned_host"}
+    if host_known:
+        yield narrowest | on_host
+    yield narrowest | change_optimizer(config, "adam8bit")
+    for share in RANK_SHARES:
+        rank = {"optim.rank": str(max(1, static.model.d_model // share))}
+        yield narrowest | change_optimizer(config, "galore8bit") | rank
+    if not host_known:
+        yield narrowest | on_host
+
+
+def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:
+    """Updates layer by layer with so many sequences a step."""
+    batch = {"train.global_batch": str(rows)} if rows != static.global_batch else {}
+    return PER_LAYER | batch | _same_tokens(config, static, rows) | remove_ramp(config)
+
+
+def change_optimizer(config: ConfigDict, name: str) -> Changes:
+    """Another optimizer, with its own defaults in place of the old one's, and without what it has no option for."""
+    origins = config_lib.config_value_origins(config)
+    known = optimizer_defaults.default_optim_values(name, None)
+    values = {key: value for key, value in config.optim.items() if key not in ("name", "own") and value is not None}
+    foreign = [key for key in values if key not in known and key not in optimizer_defaults.COMMON_KEYS]
+    unset = {key for key in values if origins.get(f"optim.{key}") == set_by.DEFAULT} | {*foreign}
+    return {"optim.name": name} | {f"optim.{key}": "none" for key in sorted(unset)}
+
+
+def remove_ramp(config: ConfigDict) -> Changes:
+    """Changes that drop the batch's warm-up; {} if there is none."""
+    empty = {key: None if text == "none" else text for key, text in NO_RAMP.items()}
+    return {key: text for key, text in NO_RAMP.items() if config.schedule[key.split(".")[1]] != empty[key]}
+
+
+def _narrower_formats(static: Static) -> Iterator[Changes]:
+    """Precision policies that keep less than the config's own."""
+    if POLICIES[static.precision].forward == "float32":
+        yield {"precision.name": "bf16"}
+    if POLICIES[static.precision].parameters == "float32":
+        yield {"precision.name": "bf16_stochastic"}
+
+
+def _row_counts(static: Static) -> list[int]:
+    """Sequences of a step, most first, up to the config's own."""
+    most = min(MOST_ROWS, static.global_batch)
+    return [2**k for k in range(int(math.log2(most)), -1, -1)]
+
+
+def _same_tokens(config: ConfigDict, static: Static, rows: int) -> Changes:
+    """As many steps as the tokens of the config's own batches take."""
+    if rows == static.global_batch:
+        return {}
+    return {"train.steps": str(math.ceil(config.train.steps * static.global_batch / rows))}

@@ -1,0 +1,134 @@
+"""The nearest plan that fits: a config with the fewest kinds of changes, on the fastest layout that it has then."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import set_by
+from scalelab.config import Layout, Static
+from scalelab.errors import BadInput
+from scalelab.parallel import rules
+from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory import levers
+from scalelab.plan.memory.advice import advise_changes, changed_keys
+from scalelab.plan.memory.host import host_memory
+from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
+from scalelab.plan.step.efficiency import Efficiency
+from scalelab.train.step.hooks import refuse_unsupported
+from scalelab.train.step.update.per_layer import refusals
+
+# Config keys that leave the numbers of a training as they are, to rounding: all others change them.
+SAME_NUMBERS = ("train.accumulate", "model.remat", "parallel.", "train.updates", "train.moments")
+LARGEST_FACTOR = 1024  # times the devices asked, in the search for how many fit
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A config that fits. `changes`: keys and values as on the command line; `alters`: those that change numbers."""
+
+    config: ConfigDict
+    static: Static
+    changes: dict[str, Any]
+
+    @property
+    def alters(self) -> tuple[str, ...]:
+        """The changed keys that give a training other numbers, beyond rounding."""
+        return tuple(key for key in self.changes if not key.startswith(SAME_NUMBERS))
+
+
+def find_refusal(static: Static) -> str | None:
+    """Why the trainer refuses a step on its layout; None if it takes it."""
+    try:
+        refuse_unsupported(static)
+        refusals.refuse_unsupported(static)
+        rules.check_layout(static, static.layout)
+    except BadInput as why:
+        return str(why)
+    return None
+
+
+def fits(static: Static, machine: Machine) -> bool:
+    """Whether a step fits the device, counted exactly, and its moments the host where they lie there."""
+    host = host_memory(static, machine)
+    return step_memory(static, machine).fits and (host is None or host.fits is not False)
+
+
+def nearest_fit(
+    config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency, layout: Layout | None = None
+) -> Candidate | None:
+    """The first of the levers' changes under which a layout fits, and its fastest layout; None if none does.
+
+    `layout`: the one asked for, where it is not the config's.
+    """
+    static = dataclasses.replace(config_lib.static(config), layout=layout or config_lib.static(config).layout)
+    placed = dataclasses.replace(static, layout=Layout(fsdp=devices))
+    for changes in levers.list_changes(config, placed, machine.host_bytes is not None):
+        if (candidate := fastest_fit(config, changes, machine, devices, efficiency, layout)) is not None:
+            return candidate
+    return None
+
+
+def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
+    """The fastest plan that fits without the batch's warm-up, whose first batch limits layouts; None without one."""
+    changes = levers.remove_ramp(config)
+    return fastest_fit(config, changes, machine, devices, efficiency) if changes else None
+
+
+def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
+    """The first of 2, 4, 8 … times as many devices on which the config fits as it is, in some layout."""
+    counts = [devices * 2**k for k in range(1, LARGEST_FACTOR.bit_length())]
+    return next((n for n in counts if fastest_fit(config, {}, machine, n, efficiency)), None)
+
+
+def fastest_fit(
+    config: ConfigDict,
+    changes: levers.Changes,
+    machine: Machine,
+    devices: int,
+    efficiency: Efficiency,
+    layout: Layout | None = None,
+) -> Candidate | None:
+    """The fastest layout of the changed config that fits; None where none does, or the trainer refuses the changes."""
+    before = config_lib.static(config)
+    try:
+        changed = config_lib.resolve(config_lib.override(config, changes))
+        start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
+        for option in _by_time(start, machine, efficiency):
+            keys = changed_keys(before, option)
+            made = config_lib.resolve(config_lib.override(changed, keys))
+            placed, _ = apply_mesh(config_lib.static(made), devices)
+            if find_refusal(placed) is None and fits(placed, machine):
+                return Candidate(made, placed, _typed(config, changes) | keys)
+    except BadInput:
+        return None
+    return None
+
+
+def _by_time(start: Static, machine: Machine, efficiency: Efficiency) -> Iterator[Static]:
+    """Layouts of a config by predicted time, each with its best of other kinds of changes, itself among them."""
+    if start.model.remat == AUTO:
+        start = with_remat(start, choose_remat(start, lambda option: step_memory(option, machine)).policy)
+    if start.updates_layers:  # takes one layout
+        yield start
+        return
+    fitting = find_refusal(start) is None and fits(start, machine)
+    for way in advise_changes(start, machine, efficiency):
+        if way.fits:
+            yield way.option
+    if fitting:
+        yield start
+
+
+def _typed(config: ConfigDict, changes: levers.Changes) -> dict[str, Any]:
+    """`changes` as one writes them: what the config's own optimizer filled in need not be unset."""
+    origins = config_lib.config_value_origins(config)
+    return {
+        key: int(text) if text.isdigit() else text
+        for key, text in changes.items()
+        if text != "none" or origins.get(key) != set_by.DEFAULT
+    }
