@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-contract test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-stability test-contract test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -98,6 +98,9 @@ curves: .venv/base  ## three minutes: laws of curves fitted on three schedules p
 
 test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 healthy runs through scalelab diagnose; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.diagnose
+
+test-stability: .venv/dev  ## ten minutes: LRs at which wider runs diverge, forecast by scalelab plan --stability and then run; again: what is missing; writes checks/results/
+	.venv/bin/python -m checks.diagnosis.stability --workdir=runs/stability
 
 test-contract: .venv/dev  ## two hours of CPU: faults and odd healthy runs that the checks' authors did not write, through scalelab diagnose --live; again: what is missing; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.contract --half=open --workdir=runs/contract

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         study_command,
     )
     from scalelab.api.work.coordcheck import coordcheck, draw_coordcheck
+    from scalelab.api.work.stability import StabilityPlan, forecast_stability, plan_stability
     from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, study_status, sweep_status
     from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, tune
     from scalelab.api.work.sweeping import Swept, sweep, train_pack
@@ -96,6 +97,7 @@ NAMES = {  # the functions and records of each file
     "schedules": "OptimShown Scheduled draw_schedule optim schedule",
     "setup": "Created demo doctor download_tables init prepare reproduce studies study_command",
     "work.coordcheck": "coordcheck draw_coordcheck",
+    "work.stability": "StabilityPlan forecast_stability plan_stability",
     "work.standing": "SweepStatus answer cancel_sweep follow serve study_status sweep_status",
     "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning tune",
     "work.sweeping": "Swept sweep train_pack",

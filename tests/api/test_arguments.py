@@ -95,6 +95,8 @@ def functions(folder):
         "plan_ablation": (api.plan_ablation, {"baseline": "tiny", "variant": "tiny", "budgets": []}),
         "ablate": (api.ablate, {"baseline": "tiny", "variant": "tiny", "budgets": [], "workdir": work}),
         "proxy": (api.proxy, {"config": config, "flops": 1.0, "workdir": work}),
+        "plan_stability": (api.plan_stability, {"config": config}),
+        "forecast_stability": (api.forecast_stability, {"config": config, "workdir": work}),
         "study_status": (api.study_status, {"workdir": work}),
         "train": (api.train, {"config": config, "workdir": work}),
         "sweep": (api.sweep, {"config": config, "workdir": work}),

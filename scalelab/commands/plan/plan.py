@@ -20,7 +20,11 @@ scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [-
 Plan every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the expected interval of
 the law.
 
-Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement failed, 2 bad input.
+scalelab plan --stability --config=F [--wider=K] [--workdir=DIR]
+At which LR a run K times wider (default: 2) diverges, with its 90 % interval, from short runs at narrow widths that are
+trained in DIR (again to resume, or for another K). Without --workdir: what it would train, and the seconds.
+
+Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement failed, 2 bad input, 75 stopped.
 
     scalelab plan --config=llama3_8b --hardware=h100 --devices=64
 """
@@ -43,6 +47,7 @@ from scalelab.cli.parser import (
     count_above_zero,
     emit_json,
 )
+from scalelab.commands.plan import stability
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import KNOWN_MACHINES
@@ -77,6 +82,8 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv[:separator])
     options = _parser().parse_args(rest)
     given = {name for name, value in vars(options).items() if value not in (None, False)}
+    if options.stability or {"wider", "workdir"} & given:
+        return stability.forecast(options, overrides, given, argv[separator:])
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
         given & set(BUDGET_INPUTS)
     )
@@ -164,6 +171,7 @@ def _parser() -> Parser:
         metavar="X",
         help="relative scatter of a run's loss (default: the study's, or 0.005)",
     )
+    stability.add_options(parser)
     add_trust_option(parser)
     return parser
 
