@@ -21,7 +21,8 @@ from scalelab.api.defaults import BUDGET_INPUTS
 from scalelab.api.door import Config, Overrides, load_config
 from scalelab.config import Layout
 from scalelab.errors import BadInput
-from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.machine.priced import load_machines
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.whole import RESTART_S, Plan
@@ -29,6 +30,7 @@ from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
     from scalelab.plan.budget.allocate import BudgetAllocation
+    from scalelab.plan.budget.answer import MachineAnswer
     from scalelab.plan.budget.overtraining import Overtraining
     from scalelab.plan.calibrate import Calibration
     from scalelab.plan.step.efficiency import Efficiency
@@ -44,6 +46,7 @@ SERVED = Kind(
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)
 )
+OPTION_NAMES = {"dollars": "budget"}
 BUDGETS = dict.fromkeys((*BUDGET_INPUTS, "mfu", "serve_tokens", "unique_tokens"), optional(POSITIVE))
 
 
@@ -73,7 +76,15 @@ def plan(
 
 def _machine(hardware: Hardware) -> Machine:
     check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
-    return hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    if isinstance(hardware, Machine):
+        return hardware
+    machines = load_machines(os.fspath(hardware))
+    if len(machines) > 1:
+        raise BadInput(
+            f"--hardware={hardware}: several kinds compete for a budget (--params with --tokens, --flops, --budget); a "
+            f"config is planned on one; nearest: --hardware={str(hardware).split(',')[0]}"
+        )
+    return machines[0]
 
 
 @check_arguments()
@@ -129,7 +140,8 @@ def plan_budget(
     if gpu_hours is None and (hardware is not None or mfu is not None):
         name = "mfu" if hardware is None else "hardware"
         raise BadInput(
-            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine"
+            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine; "
+            "--hardware without --mfu plans the run on it"
         )
     law = DEFAULT_LAW if law is None else law
     if params is not None and tokens is not None and len(budget) == 2:
@@ -151,6 +163,45 @@ def plan_budget(
         law=law,
         serve_tokens=serve_tokens,
         unique_tokens=unique_tokens,
+    )
+
+
+@check_arguments(
+    devices=optional(whole(1)),
+    **dict.fromkeys((*BUDGET_INPUTS, "dollars", "days", "price_per_hour"), optional(POSITIVE)),
+)
+def plan_on_machine(
+    hardware: Hardware, *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
+    target_loss: float | None = None, gpu_hours: float | None = None, dollars: float | None = None,
+    devices: int | None = None, days: float | None = None, price_per_hour: float | None = None,
+    law: str | None = None, overrides: Overrides | None = None,
+) -> "tuple[MachineAnswer, ...]":  # fmt: skip
+    """Answer a law's question on a machine (`scalelab plan --flops=… --hardware=h100`): N, D, shape, layout, days.
+
+    `hardware`: KIND or KIND:PRICE, several with commas, or a `Machine`; an answer for each, the best first. `devices`
+    or `days` fix how many; `dollars` buys device-hours at the machine's price; `overrides`: keys of the run's config.
+    """
+    from scalelab.plan.budget.answer import answer_budget
+    from scalelab.plan.budget.lawbook import DEFAULT_LAW
+
+    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
+    values = (flops, tokens, params, target_loss, gpu_hours, dollars)
+    names = (*BUDGET_INPUTS, "dollars")
+    budget = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    if len(budget) != 1 and set(budget) != {"params", "tokens"}:
+        options = [OPTION_NAMES.get(name, name.replace("_", "-")) for name in budget]
+        raise BadInput(
+            f"--{' and --'.join(options)} together: give one of them (or --params with --tokens)"
+            if budget
+            else f"nothing to plan: give one of {', '.join(names)}"
+        )
+    if isinstance(hardware, Machine):
+        price = hardware.price_per_hour if price_per_hour is None else price_per_hour
+        machines: tuple[Machine, ...] = (dataclasses.replace(hardware, price_per_hour=price),)
+    else:
+        machines = load_machines(os.fspath(hardware), price_per_hour)
+    return answer_budget(
+        budget, machines, devices=devices, days=days, law=DEFAULT_LAW if law is None else law, overrides=overrides
     )
 
 

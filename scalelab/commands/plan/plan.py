@@ -15,6 +15,10 @@ muennighoff; FIT.json is a file that `scalelab fit --json=FIT.json` wrote. --ser
 --unique-tokens=U repeats data. With both --params=N and --tokens=D: what that run loses against the best split of its
 compute.
 
+scalelab plan --params=N --tokens=D | --flops=C | --budget=$M | … --hardware=KIND[:PRICE],… [--devices=N | --days=X]
+The same question on a machine: shape, devices, mesh, days, device-hours, dollars and the law's loss. Several kinds
+compete. The best N and D of a law for the money that --budget says, as in '$2M', for device-hours of that price.
+
 scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [--noise=X] [-- options of the study]
 Plan every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the expected interval of
 the law.
@@ -40,6 +44,7 @@ from scalelab.cli.parser import (
     count_above_zero,
     emit_json,
 )
+from scalelab.commands.plan import on_machine
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import KNOWN_MACHINES
@@ -59,9 +64,10 @@ RUN_OPTIONS = (
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
 LARGEST_COUNT = 10**15  # limit of every count: far above any plan, and exact as a float
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
-    "--config": (*BUDGET_OPTIONS, "law", "noise"),
-    "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
-    "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
+    "--config": (*BUDGET_OPTIONS, "law", "noise", "days"),
+    "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS, "days"),
+    "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price", "days"),
+    "a budget on a machine": (*RUN_OPTIONS, "calibrate", "noise", "serve_tokens", "unique_tokens"),
 }
 
 RENAMED = {"--batch": "--serve-batch", "--context": "--serve-context"}
@@ -74,8 +80,10 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(rest)
     given = {name for name, value in vars(options).items() if value not in (None, False)}
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
-        given & set(BUDGET_INPUTS)
+        given & {*BUDGET_INPUTS, "budget"}
     )
+    if modes == ["a budget"] and "mfu" not in given and given & {"hardware", "budget"}:
+        modes = ["a budget on a machine"]
     if len(modes) != 1:
         problem = f"{' and '.join(modes)} together" if modes else "nothing to plan"
         raise BadInput(
@@ -89,7 +97,12 @@ def main(argv: list[str]) -> int:
     if modes[0] != "--sweep" and separator < len(argv):
         raise BadInput(f"{' '.join(argv[separator:])}: options after -- belong to a study, and there is no --sweep")
     options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[separator + 1 :]]
-    plan_mode = {"--config": _plan_run, "--sweep": _plan_sweep, "a budget": _plan_budget}[modes[0]]
+    plan_mode = {
+        "--config": _plan_run,
+        "--sweep": _plan_sweep,
+        "a budget": _plan_budget,
+        "a budget on a machine": on_machine.plan_on_machine,
+    }[modes[0]]
     emit_json(plan_mode(options, overrides), options.json)
     return 0
 
@@ -142,6 +155,7 @@ def _parser() -> Parser:
     add("--params", type=count_above_zero, metavar="N", help="parameters")
     add("--target-loss", type=bounded_above_zero, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=bounded_above_zero, metavar="H", help="device-hours to spend, with --hardware and --mfu")
+    on_machine.add_options(parser)
     add(
         "--mfu",
         type=bounded_above_zero,
