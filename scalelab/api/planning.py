@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from scalelab import config as config_lib
 from scalelab.api.arguments import (
@@ -18,8 +18,8 @@ from scalelab.api.arguments import (
     whole,
 )
 from scalelab.api.defaults import BUDGET_INPUTS
-from scalelab.api.door import Config, Overrides, load_config
-from scalelab.config import Layout
+from scalelab.api.door import Config, Overrides, add_overrides, load_config
+from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from scalelab.plan.budget.overtraining import Overtraining
     from scalelab.plan.calibrate import Calibration
     from scalelab.plan.step.efficiency import Efficiency
+    from scalelab.plan.sweep.against import PlanComparison
     from scalelab.plan.sweep.sweep import SweepPlan
 
 Hardware = Union[Path, "Machine"]
@@ -72,6 +73,51 @@ def plan(
         restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
         compile=compile, serve=(serve[0], serve[1]),
     )  # fmt: skip
+
+
+@check_arguments(devices=optional(whole(1)), price_per_hour=optional(POSITIVE))
+def plan_against(
+    config: Config, against: str, hardware: Hardware = "cpu", devices: int | None = None,
+    mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
+    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
+) -> "PlanComparison":  # fmt: skip
+    """Plan a run and a changed one, side by side (`scalelab plan --config --against`).
+
+    `against`: another config, keys as `precision.name=bf16`, or both, with commas; `hardware`, `devices` and `price`
+    are keys too. All that it does not change is the first plan's.
+    """
+    from scalelab.plan.sweep.against import compare_plans, parse_against
+
+    check_value("against", against, instance("a text such as 'precision.name=bf16'", str))
+    other, own, changes = parse_against(against)
+    first_config = load_config(config, overrides)
+    second_config = load_config(
+        config if other is None else other, add_overrides(CommandLine(overrides or {}), changes)
+    )
+    options: dict[str, Any] = {"hardware": hardware, "devices": devices, "price": price_per_hour}
+    second_options = options | own
+    plans = []
+    for run, chosen in ((first_config, options), (second_config, second_options)):
+        count, price = (None if chosen[key] is None else _number(key, chosen[key]) for key in ("devices", "price"))
+        plans.append(
+            plan(
+                run, chosen["hardware"], None if count is None else int(count), mesh,
+                efficiency=efficiency, price_per_hour=price,
+            )
+        )  # fmt: skip
+    leaves = [config_lib.leaves(run) for run in (first_config, second_config)]
+    return compare_plans(plans[0], plans[1], *leaves)
+
+
+def _number(key: str, value: Any) -> float:
+    """A number of --against. BadInput for a text that is none, or a count that is not whole."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not number > 0 or (key == "devices" and number != int(number)):
+        raise BadInput(f"--against: {key}={value} is not a number above 0; e.g. {key}={8 if key == 'devices' else 2.5}")
+    return number
 
 
 def _machine(hardware: Hardware) -> Machine:

@@ -1,4 +1,4 @@
-"""`scalelab plan` of a budget on a machine: its options, and the call of `scalelab.api.plan_on_machine`."""
+"""`scalelab plan` of a budget on a machine, and of two configs side by side: options and calls of the api."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from scalelab.errors import BadInput
 
 
 def add_options(parser: Parser) -> None:
-    """Add --budget and --days."""
+    """Add --budget, --days and --against."""
     parser.add_argument(
         "--budget",
         type=dollars_above_zero,
@@ -19,6 +19,27 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--days", type=bounded_above_zero, metavar="X", help="days that a budget's run may take (default: 30)"
     )
+    parser.add_argument(
+        "--against",
+        metavar="CONFIG_OR_KEY=VALUE,…",
+        help="with --config: also plan this, and print both side by side",
+    )
+
+
+def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[str, Any]:
+    """Plan a config and a changed one; print both unless JSON goes to standard output."""
+    for name in ("compile", "measure", "single_gpu"):
+        if getattr(options, name):
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with --against; leave one of them out")
+    comparison = api.plan_against(
+        options.config, options.against, options.hardware, options.devices, options.mesh, overrides,
+        efficiency=efficiency, price_per_hour=options.price,
+    )  # fmt: skip
+    if options.json != "-":
+        from scalelab.commands.plan import against_text
+
+        print("\n".join(against_text.describe_comparison(comparison)))
+    return comparison.to_json()
 
 
 def dollars_above_zero(text: str) -> float:

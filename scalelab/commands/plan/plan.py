@@ -6,6 +6,7 @@ config's real step; nothing is allocated, on any number of devices.
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
   --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
+  --against=A,…       plan a changed run beside it: another config, or keys: --against=precision.name=bf16,devices=16
   --single-gpu        print the largest micro-batch on one device for each remat policy, with weights stored as here and
                       as in GaLore's code
 
@@ -50,6 +51,7 @@ from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import KNOWN_MACHINES
 
 RUN_OPTIONS = (
+    "against",
     "mesh",
     "compile",
     "measure",
@@ -195,6 +197,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
+    if options.against:
+        return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
         config, options.hardware, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
