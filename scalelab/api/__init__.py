@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from scalelab.api.laws.fits import best_settings, fit, fit_groups, load_law, read_table
     from scalelab.api.laws.ladder import AccuracyStudy, fit_accuracy
     from scalelab.api.laws.sides import JudgedTable, judge_table
-    from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
+    from scalelab.api.planning import (
+        calibrate,
+        measure,
+        plan,
+        plan_against,
+        plan_budget,
+        plan_on_machine,
+        plan_sweep,
+        single_gpu,
+    )
     from scalelab.api.reading.diagnosing import Diagnosed, ReadBatch, diagnose, show_batch
     from scalelab.api.reading.folders import (
         Noted,
@@ -84,7 +93,7 @@ NAMES = {  # the functions and records of each file
     "laws.fits": "best_settings fit fit_groups load_law read_table",
     "laws.ladder": "AccuracyStudy fit_accuracy",
     "laws.sides": "JudgedTable judge_table",
-    "planning": "calibrate measure plan plan_budget plan_sweep single_gpu",
+    "planning": "calibrate measure plan plan_against plan_budget plan_on_machine plan_sweep single_gpu",
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from scalelab import config as config_lib
 from scalelab.api.arguments import (
@@ -18,10 +18,11 @@ from scalelab.api.arguments import (
     whole,
 )
 from scalelab.api.defaults import BUDGET_INPUTS
-from scalelab.api.door import Config, Overrides, load_config
-from scalelab.config import Layout
+from scalelab.api.door import Config, Overrides, add_overrides, load_config
+from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
-from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.machine.priced import load_machines
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.whole import RESTART_S, Plan
@@ -29,9 +30,11 @@ from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
     from scalelab.plan.budget.allocate import BudgetAllocation
+    from scalelab.plan.budget.answer import MachineAnswer
     from scalelab.plan.budget.overtraining import Overtraining
     from scalelab.plan.calibrate import Calibration
     from scalelab.plan.step.efficiency import Efficiency
+    from scalelab.plan.sweep.against import PlanComparison
     from scalelab.plan.sweep.sweep import SweepPlan
 
 Hardware = Union[Path, "Machine"]
@@ -44,6 +47,7 @@ SERVED = Kind(
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)
 )
+OPTION_NAMES = {"dollars": "budget"}
 BUDGETS = dict.fromkeys((*BUDGET_INPUTS, "mfu", "serve_tokens", "unique_tokens"), optional(POSITIVE))
 
 
@@ -71,9 +75,62 @@ def plan(
     )  # fmt: skip
 
 
+@check_arguments(devices=optional(whole(1)), price_per_hour=optional(POSITIVE))
+def plan_against(
+    config: Config, against: str, hardware: Hardware = "cpu", devices: int | None = None,
+    mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
+    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
+) -> "PlanComparison":  # fmt: skip
+    """Plan a run and a changed one, side by side (`scalelab plan --config --against`).
+
+    `against`: another config, keys as `precision.name=bf16`, or both, with commas; `hardware`, `devices` and `price`
+    are keys too. All that it does not change is the first plan's.
+    """
+    from scalelab.plan.sweep.against import compare_plans, parse_against
+
+    check_value("against", against, instance("a text such as 'precision.name=bf16'", str))
+    other, own, changes = parse_against(against)
+    first_config = load_config(config, overrides)
+    second_config = load_config(
+        config if other is None else other, add_overrides(CommandLine(overrides or {}), changes)
+    )
+    options: dict[str, Any] = {"hardware": hardware, "devices": devices, "price": price_per_hour}
+    second_options = options | own
+    plans = []
+    for run, chosen in ((first_config, options), (second_config, second_options)):
+        count, price = (None if chosen[key] is None else _number(key, chosen[key]) for key in ("devices", "price"))
+        plans.append(
+            plan(
+                run, chosen["hardware"], None if count is None else int(count), mesh,
+                efficiency=efficiency, price_per_hour=price,
+            )
+        )  # fmt: skip
+    leaves = [config_lib.leaves(run) for run in (first_config, second_config)]
+    return compare_plans(plans[0], plans[1], *leaves)
+
+
+def _number(key: str, value: Any) -> float:
+    """A number of --against. BadInput for a text that is none, or a count that is not whole."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not number > 0 or (key == "devices" and number != int(number)):
+        raise BadInput(f"--against: {key}={value} is not a number above 0; e.g. {key}={8 if key == 'devices' else 2.5}")
+    return number
+
+
 def _machine(hardware: Hardware) -> Machine:
     check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
-    return hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    if isinstance(hardware, Machine):
+        return hardware
+    machines = load_machines(os.fspath(hardware))
+    if len(machines) > 1:
+        raise BadInput(
+            f"--hardware={hardware}: several kinds compete for a budget (--params with --tokens, --flops, --budget); a "
+            f"config is planned on one; nearest: --hardware={str(hardware).split(',')[0]}"
+        )
+    return machines[0]
 
 
 @check_arguments()
@@ -129,7 +186,8 @@ def plan_budget(
     if gpu_hours is None and (hardware is not None or mfu is not None):
         name = "mfu" if hardware is None else "hardware"
         raise BadInput(
-            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine"
+            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine; "
+            "--hardware without --mfu plans the run on it"
         )
     law = DEFAULT_LAW if law is None else law
     if params is not None and tokens is not None and len(budget) == 2:
@@ -151,6 +209,45 @@ def plan_budget(
         law=law,
         serve_tokens=serve_tokens,
         unique_tokens=unique_tokens,
+    )
+
+
+@check_arguments(
+    devices=optional(whole(1)),
+    **dict.fromkeys((*BUDGET_INPUTS, "dollars", "days", "price_per_hour"), optional(POSITIVE)),
+)
+def plan_on_machine(
+    hardware: Hardware, *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
+    target_loss: float | None = None, gpu_hours: float | None = None, dollars: float | None = None,
+    devices: int | None = None, days: float | None = None, price_per_hour: float | None = None,
+    law: str | None = None, overrides: Overrides | None = None,
+) -> "tuple[MachineAnswer, ...]":  # fmt: skip
+    """Answer a law's question on a machine (`scalelab plan --flops=… --hardware=h100`): N, D, shape, layout, days.
+
+    `hardware`: KIND or KIND:PRICE, several with commas, or a `Machine`; an answer for each, the best first. `devices`
+    or `days` fix how many; `dollars` buys device-hours at the machine's price; `overrides`: keys of the run's config.
+    """
+    from scalelab.plan.budget.answer import answer_budget
+    from scalelab.plan.budget.lawbook import DEFAULT_LAW
+
+    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
+    values = (flops, tokens, params, target_loss, gpu_hours, dollars)
+    names = (*BUDGET_INPUTS, "dollars")
+    budget = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    if len(budget) != 1 and set(budget) != {"params", "tokens"}:
+        options = [OPTION_NAMES.get(name, name.replace("_", "-")) for name in budget]
+        raise BadInput(
+            f"--{' and --'.join(options)} together: give one of them (or --params with --tokens)"
+            if budget
+            else f"nothing to plan: give one of {', '.join(names)}"
+        )
+    if isinstance(hardware, Machine):
+        price = hardware.price_per_hour if price_per_hour is None else price_per_hour
+        machines: tuple[Machine, ...] = (dataclasses.replace(hardware, price_per_hour=price),)
+    else:
+        machines = load_machines(os.fspath(hardware), price_per_hour)
+    return answer_budget(
+        budget, machines, devices=devices, days=days, law=DEFAULT_LAW if law is None else law, overrides=overrides
     )
 
 

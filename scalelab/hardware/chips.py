@@ -35,10 +35,18 @@ def _make_tpu(
     return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, "Google Cloud TPU documentation")
 
 
-def _make_gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
+def _make_gpu(
+    name: str,
+    flops: dict[str, float],
+    hbm_gib: int,
+    hbm: float,
+    link: float,
+    source: str = "NVIDIA datasheet",
+    links: int = 1,
+) -> Chip:
     """Make a GPU from TFLOP/s by precision, GiB, GB/s, GB/s."""
     rates = {precision: rate * 1e12 for precision, rate in flops.items()}
-    return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, link * 1e9, 1, "NVIDIA datasheet")
+    return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, link * 1e9, links, source)
 
 
 def _tensor_core_flops(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[str, float]:
@@ -47,6 +55,7 @@ def _tensor_core_flops(bf16: float, tf32: float, fp32: float, fp8: float | None 
     return rates | ({"float8": fp8} if fp8 else {})
 
 
+AMD = "AMD Instinct data sheet"
 # Pattern in jax's `device_kind` -> chip. The first match counts, so variants stand before the plain name.
 CHIPS = {
     # cloud.google.com/tpu/docs, "System architecture" of each version. v6e: 918 there, 920 (rounded) in the Scaling
@@ -57,10 +66,23 @@ CHIPS = {
     r"TPU v6( lite|e)$": _make_tpu("TPU v6e", 918, 32, 1640, 90, 4),
     # Each chip (2,307 TFLOP/s, 192 GiB, 7,380 GB/s, 1,200 GB/s of ICI both ways) is two jax devices with half of all.
     r"TPU ?(7x|v7x?)$": _make_tpu("TPU v7", 1153.5, 96, 3690, 50, 6, fp8=2307),
-    # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved.
+    # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved; HGX B300's likewise. GB200
+    # and GB300 NVL72: a 72nd of the rack's. RTX 5090: RTX Blackwell whitepaper (appendix A), float32 accumulation.
+    r"GB300": _make_gpu("GB300", _tensor_core_flops(2500, 1250, 80, 5000), 279, 8000, 900, "NVIDIA GB300 NVL72 page"),
+    r"GB200": _make_gpu("GB200", _tensor_core_flops(2500, 1250, 80, 5000), 186, 8000, 900, "NVIDIA GB200 NVL72 page"),
+    r"B300": _make_gpu("B300", _tensor_core_flops(2250, 1125, 75, 4500), 270, 8000, 900, "NVIDIA HGX B300 page"),
+    r"RTX 5090$": _make_gpu("RTX 5090", _tensor_core_flops(209.5, 104.8, 104.8, 419), 32, 1792, 64),
     r"B200": _make_gpu("B200", _tensor_core_flops(2250, 1125, 75, 4500), 180, 8000, 900),
     # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
     r"H200(?! NVL)": _make_gpu("H200 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
+    # H200 NVL: H200 datasheet. GH200: its datasheet, with 96 GB of HBM3. H800 and A800 are an H100 and an A100 with 400
+    # GB/s of NVLink both ways (DeepSeek-V3, section 3.2.2, reaches 160 of an H800's 200). H20: as resellers print it.
+    r"H200 NVL": _make_gpu("H200 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 141, 4800, 450),
+    r"GH200 480GB": _make_gpu("GH200", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 96, 4000, 450),
+    r"H800": _make_gpu(
+        "H800", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 80, 3350, 200, "H100's, NVLink 400 GB/s"
+    ),
+    r"H20$": _make_gpu("H20", _tensor_core_flops(148, 74, 44, 296), 96, 4000, 450, "resellers' figures of HGX H20"),
     r"H100 NVL": _make_gpu("H100 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 94, 3900, 300),
     r"H100 PCIe": _make_gpu("H100 PCIe", _tensor_core_flops(756.5, 378, 51.2, 1513), 80, 2000, 300),
     r"H100": _make_gpu("H100 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 80, 3350, 450),
@@ -68,13 +90,28 @@ CHIPS = {
     r"A100 80GB PCIe": _make_gpu("A100 80GB PCIe", _tensor_core_flops(312, 156, 19.5), 80, 1935, 300),
     r"A100-SXM4-80GB": _make_gpu("A100 80GB SXM", _tensor_core_flops(312, 156, 19.5), 80, 2039, 300),
     r"A100-(SXM4|PCIE)-40GB": _make_gpu("A100 40GB", _tensor_core_flops(312, 156, 19.5), 40, 1555, 300),
+    r"A800-SXM4-80GB": _make_gpu("A800", _tensor_core_flops(312, 156, 19.5), 80, 2039, 200, "A100's, NVLink 400 GB/s"),
+    r"A10G$": _make_gpu("A10G", _tensor_core_flops(70, 35, 31.5), 24, 600, 32, "NVIDIA A10G datasheet (AWS G5)"),
     r"A10$": _make_gpu("A10", _tensor_core_flops(125, 62.5, 31.2), 24, 600, 32),
     r"RTX A6000$": _make_gpu("RTX A6000", _tensor_core_flops(154.8, 77.4, 38.7), 48, 768, 32),
     r"RTX 3090$": _make_gpu("RTX 3090", _tensor_core_flops(71, 35.6, 35.6), 24, 936, 32),
-    # Ada: L40S and L4 datasheets, Ada whitepaper (appendix A, RTX 4090).
+    # Ada: L40S, L40, L4 and RTX 6000 Ada datasheets, Ada whitepaper (appendix A, RTX 4090).
     r"L40S$": _make_gpu("L40S", _tensor_core_flops(362, 183, 91.6, 733), 48, 864, 32),
+    r"L40$": _make_gpu("L40", _tensor_core_flops(181, 90.5, 90.5, 362), 48, 864, 32),
+    r"RTX 6000 Ada": _make_gpu("RTX 6000 Ada", _tensor_core_flops(364.2, 182.1, 91.1, 728.5), 48, 960, 32),
     r"L4$": _make_gpu("L4", _tensor_core_flops(121, 60, 30.3, 242.5), 24, 300, 32),
     r"RTX 4090$": _make_gpu("RTX 4090", _tensor_core_flops(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
+    # AMD: data sheets of MI300X, MI325X and MI355X, matrix figures without sparsity. All seven links of a GPU together
+    # (128 and 153.6 GB/s both ways each), as a node is fully connected. CDNA 4 has no unit for tf32.
+    r"MI300X": _make_gpu("MI300X", _tensor_core_flops(1307.4, 653.7, 163.4, 2614.9), 192, 5300, 448, AMD),
+    r"MI325X": _make_gpu("MI325X", _tensor_core_flops(1307.4, 653.7, 163.4, 2614.9), 256, 6000, 448, AMD),
+    r"MI355X": _make_gpu(
+        "MI355X", {"bfloat16": 2516.6, "float16": 2516.6, "float32": 157.3, "float8": 5033.2}, 288, 8000, 537.6, AMD
+    ),
+    # Trainium2: AWS Neuron documentation, "Trainium2 Architecture"; 1.28 TB/s of NeuronLink both ways over four links.
+    r"(trn2|Trainium2)$": _make_gpu(
+        "Trainium2", _tensor_core_flops(667, 667, 181, 1299), 96, 2900, 160, "AWS Neuron documentation", links=4
+    ),
     # Volta and Turing: V100 and T4 datasheets. Their tensor cores have only fp16.
     r"V100-PCIE-16GB": _make_gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),
     r"V100-PCIE-32GB": _make_gpu("V100 PCIe 32GB", {"float16": 112, "float32": 14}, 32, 900, 16),
@@ -86,7 +123,11 @@ CHIPS = {
 
 # Bytes/s to the host's memory, one direction: PCIe of 16 lanes, less its encoding (128b/130b of 32, 16 and 8 GT/s; the
 # generation by the chip's datasheet). Of TPUs nothing is published, and a CPU's memory is the host's.
-PCIE = {"B200 H200 H100": 63.0e9, "A100 A10 A6000 3090 L40S L4 4090": 31.5e9, "V100 T4": 15.75e9}
+# Grace's is NVLink-C2C, 900 GB/s both ways.
+PCIE = {
+    "GB200 GB300 GH200": 450.0e9, "B200 B300 H200 H100 H800 H20 5090 MI300X MI325X MI355X": 63.0e9,
+    "A100 A800 A10 A10G A6000 3090 L40S L40 L4 6000 4090": 31.5e9, "V100 T4": 15.75e9,
+}  # fmt: skip
 
 
 def host_bytes_per_s(chip: Chip) -> float | None:
@@ -97,8 +138,8 @@ def host_bytes_per_s(chip: Chip) -> float | None:
 
 # CUDA's compute capability by chip (CUDA programming guide, "GPU compute capabilities").
 CAPABILITIES = {
-    "B200": (10, 0), "H200 H100": (9, 0), "L40S L4 4090": (8, 9), "A10 A6000 3090": (8, 6), "A100": (8, 0),
-    "T4": (7, 5), "V100": (7, 0),
+    "5090": (12, 0), "B300 GB300": (10, 3), "B200 GB200": (10, 0), "H200 H100 GH200 H800 H20": (9, 0),
+    "L40S L40 L4 4090 6000": (8, 9), "A10 A10G A6000 3090": (8, 6), "A100 A800": (8, 0), "T4": (7, 5), "V100": (7, 0),
 }  # fmt: skip
 
 

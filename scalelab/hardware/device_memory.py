@@ -17,7 +17,7 @@ JAX_DEFAULT_SHARE = 0.75
 REQUESTED_SHARE = 0.9  # the rest is left to CUDA, cuDNN and NCCL, which allocate outside jax's share
 # Share of a GPU's nominal memory that CUDA reports as total: the driver keeps 1 to 2.5 %, ECC in GDDR6 a sixteenth.
 REPORTED, REPORTED_GDDR6_ECC = 0.975, 0.91
-GDDR6_ECC = ("A10", "L4", "L40S", "T4")
+GDDR6_ECC = ("A10", "A10G", "L4", "L40", "L40S", "T4")
 # GiB below the nominal memory, from compiler messages ("exceeds available HBM (15.75G)"); v4 and v7 like v6e: assumed.
 TPU_KEEPS = {"TPU v5e": 0.25, "TPU v5p": 0.0}
 TPU_KEEPS_ELSE = 0.75

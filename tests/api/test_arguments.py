@@ -65,6 +65,8 @@ def functions(folder):
         "plan": (api.plan, {"config": config}), "calibrate": (api.calibrate, {"runs": run}),
         "single_gpu": (api.single_gpu, {"config": config}), "measure": (api.measure, {"config": config, "plan": None}),
         "plan_budget": (api.plan_budget, {"flops": 1e20, "tokens": 1e9}),
+        "plan_against": (api.plan_against, {"config": config, "against": "seven=7"}),
+        "plan_on_machine": (api.plan_on_machine, {"hardware": "seven", "flops": 1e20}),
         "plan_sweep": (api.plan_sweep, {"sweep": config}),
         "evaluate": (api.evaluate, {"run": run}), "sample_run": (api.sample, {"run": run}),
         "export_hf": (api.export_hf, {"run": run, "out": work}), "import_hf": (api.import_hf, {"folder": run}),

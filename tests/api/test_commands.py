@@ -53,7 +53,7 @@ CHOOSES = {
 CALLED = {
     ("runs", "folders"): "sources",
     ("plan", "price"): "price_per_hour", ("plan", "critical_batch"): "critical_tokens",
-    ("plan", "mtbf_hours"): "mtbf_s",
+    ("plan", "mtbf_hours"): "mtbf_s", ("plan", "budget"): "dollars",
     ("plan", "restart_minutes"): "restart_s", ("plan", "write_gb_per_s"): "write_bytes_per_s",
     ("plan", "serve_batch"): "serve", ("plan", "serve_context"): "serve",
 }  # fmt: skip

@@ -7,6 +7,7 @@ config's real step; nothing is allocated, on any number of devices.
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
   --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
+  --against=A,…       plan a changed run beside it: another config, or keys: --against=precision.name=bf16,devices=16
   --single-gpu        print the largest micro-batch on one device for each remat policy, with weights stored as here and
                       as in GaLore's code
 
@@ -15,6 +16,10 @@ Find the best N and D by a law. Published laws: kaplan, chinchilla_1, chinchilla
 muennighoff; FIT.json is a file that `scalelab fit --json=FIT.json` wrote. --serve-tokens=T also counts inference,
 --unique-tokens=U repeats data. With both --params=N and --tokens=D: what that run loses against the best split of its
 compute.
+
+scalelab plan --params=N --tokens=D | --flops=C | --budget=$M | … --hardware=KIND[:PRICE],… [--devices=N | --days=X]
+The same question on a machine: shape, devices, mesh, days, device-hours, dollars and the law's loss. Several kinds
+compete. The best N and D of a law for the money that --budget says, as in '$2M', for device-hours of that price.
 
 scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [--noise=X] [-- options of the study]
 Plan every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the expected interval of
@@ -47,12 +52,13 @@ from scalelab.cli.parser import (
     count_above_zero,
     emit_json,
 )
-from scalelab.commands.plan import stability
+from scalelab.commands.plan import on_machine, stability
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import KNOWN_MACHINES
 
 RUN_OPTIONS = (
+    "against",
     "mesh",
     "compile",
     "measure",
@@ -68,9 +74,10 @@ RUN_OPTIONS = (
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
 LARGEST_COUNT = 10**15  # limit of every count: far above any plan, and exact as a float
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
-    "--config": (*BUDGET_OPTIONS, "law", "noise"),
-    "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
-    "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
+    "--config": (*BUDGET_OPTIONS, "law", "noise", "days"),
+    "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS, "days"),
+    "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price", "days"),
+    "a budget on a machine": (*RUN_OPTIONS, "calibrate", "noise", "serve_tokens", "unique_tokens"),
 }
 
 RENAMED = {"--batch": "--serve-batch", "--context": "--serve-context"}
@@ -85,8 +92,10 @@ def main(argv: list[str]) -> int:
     if options.stability or {"wider", "workdir"} & given:
         return stability.forecast(options, overrides, given, argv[separator:])
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
-        given & set(BUDGET_INPUTS)
+        given & {*BUDGET_INPUTS, "budget"}
     )
+    if modes == ["a budget"] and "mfu" not in given and given & {"hardware", "budget"}:
+        modes = ["a budget on a machine"]
     if len(modes) != 1:
         problem = f"{' and '.join(modes)} together" if modes else "nothing to plan"
         raise BadInput(
@@ -101,7 +110,12 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"{' '.join(argv[separator:])}: options after -- belong to a study, and there is no --sweep")
     options.overrides = overrides
     options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[separator + 1 :]]
-    plan_mode = {"--config": _plan_run, "--sweep": _plan_sweep, "a budget": _plan_budget}[modes[0]]
+    plan_mode = {
+        "--config": _plan_run,
+        "--sweep": _plan_sweep,
+        "a budget": _plan_budget,
+        "a budget on a machine": on_machine.plan_on_machine,
+    }[modes[0]]
     emit_json(plan_mode(options, overrides), options.json)
     return 0
 
@@ -155,6 +169,7 @@ def _parser() -> Parser:
     add("--params", type=count_above_zero, metavar="N", help="parameters")
     add("--target-loss", type=bounded_above_zero, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=bounded_above_zero, metavar="H", help="device-hours to spend, with --hardware and --mfu")
+    on_machine.add_options(parser)
     add(
         "--mfu",
         type=bounded_above_zero,
@@ -195,6 +210,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
+    if options.against:
+        return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
         config, options.hardware, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,

@@ -33,6 +33,11 @@ class Machine:
 
 
 DGX_SOURCE = "{}: 8 GPUs, {} Gb/s InfiniBand a GPU (NVIDIA's user guide)"
+NVL_SOURCE = "NVIDIA {} NVL72: 72 GPUs on NVLink, {} Gb/s a GPU (ConnectX-{})"
+AMD_SOURCE = (
+    "AMD {} platform: 8 fully connected GPUs; 400 Gb/s each, and attention and products that reach an NVIDIA GPU's "
+    "shares of the peak, are our assumption"
+)
 TPU_SOURCE = "Google Cloud TPU documentation, {}: {} Gb/s of data center network a chip"
 ASSUMED_SOURCE = "NVIDIA names no node of these: {} that share {} Gb/s are our assumption"
 
@@ -49,6 +54,9 @@ KNOWN_MACHINES: dict[str, tuple[str, int, float, str]] = {
     "v5p": ("TPU v5p", 6144, 50, TPU_SOURCE.format("v5p", 50)),
     "v6e": ("TPU v6e", 256, 100, TPU_SOURCE.format("v6e", "25,600 / 256")),
     "v7": ("TPU v7", 18432, 50, TPU_SOURCE.format("TPU7x", "100 a chip of two devices")),
+    "gb300": ("GB300", 72, 800, NVL_SOURCE.format("GB300", 800, 8)),
+    "gb200": ("GB200", 72, 400, NVL_SOURCE.format("GB200", 400, 7)),
+    "b300": ("B300", 8, 800, DGX_SOURCE.format("DGX B300", 800)),
     "b200": ("B200", 8, 400, DGX_SOURCE.format("DGX B200", 400)),
     "h200": ("H200 SXM", 8, 400, DGX_SOURCE.format("DGX H200", 400)),
     "h100": ("H100 SXM", 8, 400, DGX_SOURCE.format("DGX H100", 400)),
@@ -56,19 +64,43 @@ KNOWN_MACHINES: dict[str, tuple[str, int, float, str]] = {
     "a100-40gb": ("A100 40GB", 8, 200, DGX_SOURCE.format("DGX A100", 200)),
     "v100": ("V100 SXM2 32GB", 8, 50, DGX_SOURCE.format("DGX-1", "four ports of 100, so 50")),
     "v100-16gb": ("V100 SXM2 16GB", 8, 50, DGX_SOURCE.format("DGX-1", "four ports of 100, so 50")),
+    "gh200": _assumed_machine("GH200", 1, 400),
+    "h800": (
+        "H800",
+        8,
+        400,
+        "DeepSeek-V3, sections 3.1 and 3.2.2: 8 GPUs on NVLink, InfiniBand of 50 GB/s between nodes",
+    ),
+    "h20": _assumed_machine("H20", 8, 3200),
+    "a800": _assumed_machine("A800", 8, 1600),
+    "mi300x": ("MI300X", 8, 400, AMD_SOURCE.format("MI300X")),
+    "mi325x": ("MI325X", 8, 400, AMD_SOURCE.format("MI325X")),
+    "mi355x": ("MI355X", 8, 400, AMD_SOURCE.format("MI355X")),
+    "trn2": (
+        "Trainium2",
+        16,
+        200,
+        "AWS, trn2.48xlarge: 16 chips, 3.2 Tb/s of EFA; jax's kernels and shares are a GPU's",
+    ),
+    "h200-nvl": _assumed_machine("H200 NVL", 4, 400),
     "h100-nvl": _assumed_machine("H100 NVL", 2, 200),
     "h100-pcie": _assumed_machine("H100 PCIe", 2, 200),
     "a100-pcie": _assumed_machine("A100 80GB PCIe", 2, 200),
     "v100-pcie": _assumed_machine("V100 PCIe 32GB", 4, 100),
     "v100-pcie-16gb": _assumed_machine("V100 PCIe 16GB", 4, 100),
     "l40s": _assumed_machine("L40S", 4, 100),
+    "l40": _assumed_machine("L40", 4, 100),
     "l4": _assumed_machine("L4", 4, 100),
     "a10": _assumed_machine("A10", 4, 100),
+    "a10g": _assumed_machine("A10G", 4, 100),
     "t4": _assumed_machine("T4", 4, 100),
     "a6000": _assumed_machine("RTX A6000", 4, 10),
+    "rtx6000ada": _assumed_machine("RTX 6000 Ada", 4, 10),
+    "rtx5090": _assumed_machine("RTX 5090", 4, 10),
     "rtx4090": _assumed_machine("RTX 4090", 4, 10),
     "rtx3090": _assumed_machine("RTX 3090", 4, 10),
 }
+ALIASES = {"7x": "v7", "v7x": "v7", "trainium2": "trn2"}  # other names of the same machine
 # GB of system memory of NVIDIA's own nodes (user guides of DGX B200, H100/H200, A100 of 640 and 320 GB, and DGX-1; a
 # B200's can be doubled). Of other nodes, and of TPUs' hosts, the table knows nothing.
 HOST_GB = {"b200": 2000, "h200": 2000, "h100": 2000, "a100": 2000, "a100-40gb": 1000, "v100": 512, "v100-16gb": 512}
@@ -95,6 +127,7 @@ def load_machine(name: str) -> Machine:
 
 def _known_machine(name: str) -> Machine:
     plain, known_chip = _plain_name(name), chips.find_chip(name)
+    plain = ALIASES.get(plain, plain)
     for short, (chip, devices, gbits, source) in KNOWN_MACHINES.items():
         if plain in (_plain_name(short), _plain_name(chip)) or (known_chip and known_chip.name == chip):
             host_bytes = HOST_GB[short] * 10**9 if short in HOST_GB else None

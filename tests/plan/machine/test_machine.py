@@ -17,6 +17,9 @@ NAMES = {
     "a10": "A10", "t4": "T4",
     "a6000": "RTX A6000", "rtx3090": "RTX 3090", "RTX 4090": "RTX 4090", "v100": "V100 SXM2 32GB",
     "v100-16gb": "V100 SXM2 16GB", "v100-pcie": "V100 PCIe 32GB", "v100-pcie-16gb": "V100 PCIe 16GB",
+    "gb200": "GB200", "GB300": "GB300", "b300": "B300", "gh200": "GH200", "h20": "H20", "h800": "H800", "a800": "A800",
+    "a10g": "A10G", "rtx5090": "RTX 5090", "l40": "L40", "RTX 6000 Ada": "RTX 6000 Ada", "h200-nvl": "H200 NVL",
+    "mi300x": "MI300X", "mi325x": "MI325X", "MI355X": "MI355X", "7x": "TPU v7", "trn2": "Trainium2",
     "NVIDIA H100 80GB HBM3": "H100 SXM", "TPU v5 lite": "TPU v5e", "H100 SXM": "H100 SXM",
 }  # fmt: skip
 MINE = {
@@ -42,6 +45,8 @@ def test_networks_against_figures_of_whole_systems():
     for name, gbits in (("h100", 3200), ("h200", 3200), ("b200", 3200), ("a100", 1600), ("v100", 400)):
         machine = load_machine(name)
         assert machine.devices_per_node * machine.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
+    for name in ("gb200", "gb300"):
+        assert load_machine(name).devices_per_node == 72
     for name, tbits in (("v5e", 6.4), ("v6e", 25.6), ("v7", 921.6)):
         machine = load_machine(name)
         assert machine.devices_per_node * machine.node_bytes_per_s * 8 == pytest.approx(tbits * 1e12)

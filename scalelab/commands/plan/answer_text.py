@@ -1,0 +1,76 @@
+"""`scalelab plan` of a budget on a machine as text: the answer in four lines, counts that were tried, grounds."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab.commands.plan.text import DAY_S, describe_memory_fit, format_duration
+from scalelab.parallel import mesh
+
+
+def describe_answers(answers: Sequence[Any]) -> list[str]:
+    """Format the best answer, and one line for each of the others."""
+    best = answers[0]
+    text = [*_verdict(best), "", *_counts(best)]
+    if len(answers) > 1:
+        text += ["", "by machine, the best first", *map(_one_line, answers)]
+    level = f" ({best.level:.0%})" if best.level else ""
+    return [
+        *text,
+        "",
+        f"law: {best.law}, {best.equation}; N counts {best.n_convention}; intervals of the law alone{level}",
+        f"source: {best.source}",
+        *(f"note: {note}" for note in (*best.notes, *best.plan.notes)),
+        f"again, with memory, sources and assumptions: {best.command}",
+    ]
+
+
+def _verdict(answer: Any) -> list[str]:
+    plan, shape, t = answer.plan, answer.shape, answer.plan.time
+    batch = plan.batch
+    return [
+        _one_line(answer),
+        f"model: {answer.n:.4g} parameters x {answer.d:.4g} tokens, d_model={shape.d_model} n_layers={shape.n_layers} "
+        f"n_heads={shape.n_heads} vocab_size={shape.vocab_size} seq_len={shape.seq_len}; {shape.rule}",
+        f"layout: {mesh.describe_mesh(dataclasses.asdict(plan.layout))}, remat {plan.flops.remat}, "
+        f"{batch.rows_per_device:g} sequences a device x {batch.accumulate} accumulated; step "
+        f"{format_duration(t.total_s)} ({format_duration(t.low_s)} to {format_duration(t.high_s)}), MFU {t.mfu:.1%} "
+        f"({t.mfu_low:.1%} to {t.mfu_high:.1%}), {describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)}",
+        _loss(answer),
+    ]
+
+
+def _one_line(answer: Any) -> str:
+    """Format machine, days, device-hours and cost."""
+    run = answer.plan.training
+    cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
+    return (
+        f"{answer.plan.devices:,} x {answer.plan.machine.chip.name}: {format_duration(run.days * DAY_S)} "
+        f"({format_duration(run.days_low * DAY_S)} to {format_duration(run.days_high * DAY_S)}), "
+        f"{run.device_hours:,.0f} device-hours{cost}"
+    )
+
+
+def _loss(answer: Any) -> str:
+    if answer.loss is None:
+        return f"loss: law {answer.law} gives none"
+    interval = answer.loss_interval
+    ends = "no interval is published"
+    if interval is not None and answer.level:
+        low, high = ("…" if end is None else f"{end:.4f}" for end in interval)
+        ends = f"{low} to {high}, {answer.level:.0%}"
+    best = "" if answer.best_loss is None else f"; the best split of {answer.flops:.3g} FLOPs: {answer.best_loss:.4f}"
+    return f"expected loss {answer.loss:.4f} nats a token ({ends}) by {answer.law}{best}"
+
+
+def _counts(answer: Any) -> list[str]:
+    """Format the counts that were tried, by number of devices; the pick is marked."""
+    price = answer.plan.machine.price_per_hour
+    head = f"{'devices':>8} {'step, s':>9} {'days':>9} {'device-hours':>13}" + f" {'cost':>12}" * (price is not None)
+    rows = []
+    for count in answer.counts:
+        cost = "" if price is None else f" {count.device_hours * price:>12,.0f}"
+        mark = "  <- this plan" if count.devices == answer.plan.devices else ""
+        figures = f"{count.devices:>8,} {count.step_s:>9.4g} {count.days:>9.4g} {count.device_hours:>13,.0f}"
+        rows.append(f"{figures}{cost}{mark}")
+    return [head, *rows]

@@ -1,0 +1,67 @@
+"""`scalelab plan --against`: two plans side by side are the two plans, and what cannot run has no time."""
+
+import json
+
+import pytest
+
+import scalelab.api
+from scalelab.__main__ import main
+
+TINY = ["--config=configs/tiny.py", "--hardware=h100", "--devices=2", "--price=2"]
+
+
+def answer(capsys, *argv):
+    assert main(["plan", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.full
+def test_both_plans_are_those_of_plan_and_differ_in_what_was_asked(capsys):
+    result = answer(capsys, *TINY, "--against=precision.name=bf16,model.n_layers=4")
+    assert result["first"] == answer(capsys, *TINY)
+    assert result["second"] == answer(capsys, *TINY, "--config.precision.name=bf16", "--config.model.n_layers=4")
+    assert result["changes"] == {"precision.name": ["fp32", "bf16"], "model.n_layers": [2, 4]}
+    figures = {each["name"]: each for each in result["figures"]}
+    assert figures["step, s"]["second"] == result["second"]["time_s"]["total"]
+    assert figures["cost"]["ratio"] == pytest.approx(result["second"]["cost"] / result["first"]["cost"])
+    total = figures["weights and optimizer, GiB"]["first"] + figures["activations, GiB"]["first"]
+    assert total + figures["the rest, GiB"]["first"] == pytest.approx(figures["total, GiB"]["first"])
+
+
+def test_another_machine_and_from_python(capsys):
+    assert main(["plan", *TINY, "--against=hardware=a100,devices=4,price=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("the second takes ") and "device-hours" in lines[0]
+    assert lines[1] == "changed: hardware H100 SXM -> A100 80GB SXM, devices 2 -> 4"
+    comparison = scalelab.api.plan_against("tiny", "hardware=a100,devices=4,price=1", "h100", 2, price_per_hour=2.0)
+    assert comparison.second.training.cost == pytest.approx(comparison.second.training.device_hours)
+    assert comparison.changes["devices"] == (2, 4)
+
+
+@pytest.mark.full
+def test_what_cannot_run_has_no_time(capsys):
+    """gpt3_175b on one H100 does not fit; nothing of its time is printed."""
+    assert main(["plan", *TINY[:2], "--devices=1", "--against=gpt3_175b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("the second cannot run: ") and "the first takes" in lines[0]
+    (step,) = (line for line in lines if line.startswith("step, s"))
+    assert step.split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--against="], "changes nothing"),
+        (["--against=precision.nam=bf16"], "did you mean 'precision.name'"),
+        (["--against=tiny,small"], "two configs"),
+        (["--against=devices=2.5"], "devices=2.5 is not a number above 0"),
+        (["--against=hardware=h10"], "known: "),
+        (["--against=model.n_layers=4", "--measure"], "--measure has no effect with --against"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(capsys, argv, message):
+    if argv == ["--against="]:
+        argv = ["--against=,"]
+    assert main(["plan", *TINY, *argv]) == 2
+    line = capsys.readouterr().err
+    assert message in line and len(line.strip().splitlines()) == 1
