@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from scalelab.commands.plan.text import DAY_S, describe_memory_fit, format_duration, format_figures
+from scalelab.commands.plan.text import describe_memory_fit, format_duration, format_figures
+from scalelab.commands.plan.verdict_text import DAY_S
 
 
 def describe_comparison(comparison: Any) -> list[str]:

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.commands.plan.text import DAY_S, describe_memory_fit, format_duration
+from scalelab.commands.plan.text import describe_memory_fit, format_duration
+from scalelab.commands.plan.verdict_text import DAY_S
 from scalelab.parallel import mesh
 
 

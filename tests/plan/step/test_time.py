@@ -90,7 +90,7 @@ def test_our_pipelines_traits_are_not_other_systems():
 
 
 def test_published_pipelines_in_fp8_are_met():
-    """Rows of `--data`: NeMo's and Megatron-Bridge's, whose median error was +126 % while a trait of ours was theirs."""
+    """NeMo's and Megatron-Bridge's rows of `--data`: planned 126 % too slow (median) while they had a trait of ours."""
     rows = tables.read_tables(table_path("step_times"))
     pipelines = [row for row in rows.values() if row.static.layout.stage > 1 and row.static.precision == "fp8"]
     assert len(pipelines) >= 5
