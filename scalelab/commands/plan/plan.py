@@ -180,6 +180,7 @@ def _count(text: str) -> int:
 def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import text as plantext
+    from scalelab.plan.memory.single_gpu import list_trainable
 
     config = config_lib.load(options.config, overrides)
     if options.hardware is None:
@@ -200,9 +201,11 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         print("\n".join(text))
     if options.single_gpu:
         fits = api.single_gpu(config, options.hardware)
+        trainable = list_trainable(config, run_plan.machine)
         facts["card"] = [dataclasses.asdict(fit) for fit in fits]
+        facts["trainable"] = [option.changes for option in trainable]
         if options.json != "-":
-            print("\n".join(["", *plantext.describe_single_gpu(fits)]))
+            print("\n".join(["", *plantext.describe_single_gpu(fits, trainable)]))
     if options.measure:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
     described = run_plan.to_json() | facts

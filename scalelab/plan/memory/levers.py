@@ -12,6 +12,8 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Static, optimizer_defaults
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.efficiency import machine_platform
 from scalelab.precision.policy import POLICIES
 
 Changes = dict[str, str]  # {config key: its text}
@@ -22,7 +24,7 @@ RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 20
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
 
 
-def list_changes(config: ConfigDict, static: Static, host_known: bool) -> Iterator[Changes]:
+def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
     Formats, then on one device updates layer by layer with fewer sequences a step, with moments in the host's memory
@@ -38,13 +40,13 @@ def list_changes(config: ConfigDict, static: Static, host_known: bool) -> Iterat
             yield form | _by_layer(config, static, rows)
     narrowest = (formats[-1] if formats else {}) | _by_layer(config, static, 1)
     on_host = {"train.moments": "pinned_host"}
-    if host_known:
+    if machine.host_bytes is not None:
         yield narrowest | on_host
     yield narrowest | change_optimizer(config, "adam8bit")
     for share in RANK_SHARES:
         rank = {"optim.rank": str(max(1, static.model.d_model // share))}
         yield narrowest | change_optimizer(config, "galore8bit") | rank
-    if not host_known:
+    if machine.host_bytes is None and machine_platform(machine) != "cpu":
         yield narrowest | on_host
 
 

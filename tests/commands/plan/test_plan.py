@@ -173,3 +173,16 @@ def test_the_faster_plan_is_a_command_that_keeps_the_mesh_that_was_asked_for(cap
     text = in_lines(capsys, TINY, *MESH)
     seconds, words = text[3].removeprefix("faster: ").split(" a step (0.")[0], text[3].split(": scalelab plan ")[1]
     assert in_lines(capsys, *words.split(" "))[2].startswith(f"time: {seconds} (")
+
+
+@pytest.mark.full
+def test_seven_billion_parameters_fit_one_card_of_24_gb_by_galore_in_8_bits(capsys):
+    """As configs/galore_7b.py has it; `--single-gpu` names what the search names."""
+    argv = ["--config=configs/recipes/llama2_7b.py", "--hardware=rtx4090", "--devices=1", "--single-gpu"]
+    text = in_lines(capsys, *argv)
+    assert text[0].startswith("does not fit: ") and "optim.name" in text[0].split("changes the numbers")[1]
+    for lever in ("train.updates=per_layer", "optim.name=galore8bit", "precision.name=bf16_stochastic"):
+        assert f"--config.{lever}" in text[3]
+    assert in_lines(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))[0].startswith("fits: ")
+    first = text[[line.startswith("this trainer has steps") for line in text].index(True) + 1]
+    assert "optim.name=galore8bit" in first and first.strip() in text[3]
