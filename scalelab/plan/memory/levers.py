@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Static, optimizer_defaults
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import machine_platform
 from scalelab.precision.policy import POLICIES
@@ -70,6 +71,11 @@ def remove_ramp(config: ConfigDict) -> Changes:
     """Changes that drop the batch's warm-up; {} if there is none."""
     empty = {key: None if text == "none" else text for key, text in NO_RAMP.items()}
     return {key: text for key, text in NO_RAMP.items() if config.schedule[key.split(".")[1]] != empty[key]}
+
+
+def without_mesh(config: ConfigDict) -> Changes:
+    """Changes that leave the mesh to be chosen; {} if the config has none."""
+    return {f"parallel.{axis}": "1" for axis in MESH_AXES if config.parallel[axis] != 1}
 
 
 def _narrower_formats(static: Static) -> Iterator[Changes]:

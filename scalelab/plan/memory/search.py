@@ -84,7 +84,7 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
 def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
     """The first of 2, 4, 8 … times as many devices on which the config fits as it is, in some layout."""
     counts = [devices * 2**k for k in range(1, LARGEST_FACTOR.bit_length())]
-    return next((n for n in counts if fastest_fit(config, {}, machine, n, efficiency)), None)
+    return next((n for n in counts if fastest_fit(config, levers.without_mesh(config), machine, n, efficiency)), None)
 
 
 def fastest_fit(
@@ -97,6 +97,7 @@ def fastest_fit(
 ) -> Candidate | None:
     """The fastest layout of the changed config that fits; None where none does, or the trainer refuses the changes."""
     before = config_lib.static(config)
+    others = {key: text for key, text in changes.items() if not key.startswith("parallel.")}  # a mesh is in the option
     try:
         changed = config_lib.resolve(config_lib.override(config, changes))
         if _least_bytes(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
@@ -104,10 +105,10 @@ def fastest_fit(
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
         for option in _by_time(start, machine, efficiency):
             keys = changed_keys(before, option)
-            made = config_lib.resolve(config_lib.override(changed, keys))
+            made = config_lib.resolve(config_lib.override(config, others | keys))
             placed, _ = apply_mesh(config_lib.static(made), devices)
             if find_refusal(placed) is None and fits(placed, machine):
-                return Candidate(made, placed, _typed(config, changes) | keys)
+                return Candidate(made, placed, _typed(config, others) | keys)
     except BadInput:
         return None
     return None
