@@ -159,9 +159,9 @@ def _find_excess(values: dict[str, Any], trials: int) -> "tuple[str, Memory] | N
 
     from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
 
-    static = config_lib.static(ConfigDict(values))
-    memory = memory_if_too_large(static, trials)
-    return (describe_excess(static, memory, trials), memory) if memory else None
+    config = ConfigDict(values)
+    memory = memory_if_too_large(config_lib.static(config), trials)
+    return (describe_excess(config, memory, trials), memory) if memory else None
 
 
 def _refuse_excess(excess: "tuple[str, Memory] | None", progress: Progress) -> None:

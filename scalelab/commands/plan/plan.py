@@ -36,9 +36,7 @@ Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement f
 
 import argparse
 import dataclasses
-import shlex
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from scalelab import api
@@ -125,7 +123,12 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
     add("--hardware", metavar="NAME", help=f"{', '.join(KNOWN_MACHINES)}, cpu, or FILE.json of your own")
-    add("--devices", type=_count, metavar="N", help="number of devices (default: the size of the mesh)")
+    add(
+        "--devices",
+        type=_devices,
+        metavar="N",
+        help="number of devices (default: the size of the mesh), or LOW..HIGH to compare LOW, 2 LOW, 4 LOW …",
+    )
     add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")
     add("--price", type=bounded_above_zero, metavar="X", help="price of a device-hour, in any currency")
     add("--compile", action="store_true", help="also compile the real step for the machine")
@@ -200,9 +203,16 @@ def _count(text: str) -> int:
     return int(value)
 
 
+def _devices(text: str) -> int | str:
+    """A count, or a range as it is written."""
+    return text if ".." in text else _count(text)
+
+
 def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
+    from scalelab.commands.plan import counts, verdict_text
     from scalelab.commands.plan import text as plantext
+    from scalelab.plan.memory.single_gpu import list_trainable
 
     config = config_lib.load(options.config, overrides)
     if options.hardware is None:
@@ -210,6 +220,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
+    if isinstance(options.devices, str):
+        return counts.compare_counts(options, config, efficiency) | facts
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
@@ -221,30 +233,23 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     )  # fmt: skip
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None
-        text = plantext.describe_plan(run_plan, lambda changes: _command_line(options, changes), options.why, served)
+        text = plantext.describe_plan(
+            run_plan, lambda changes: verdict_text.command_line(options, changes), options.why, served
+        )
         print("\n".join(text))
     if options.single_gpu:
         fits = api.single_gpu(config, options.hardware)
+        trainable = list_trainable(config, run_plan.machine)
         facts["card"] = [dataclasses.asdict(fit) for fit in fits]
+        facts["trainable"] = [option.changes for option in trainable]
         if options.json != "-":
-            print("\n".join(["", *plantext.describe_single_gpu(fits)]))
+            print("\n".join(["", *plantext.describe_single_gpu(fits, trainable)]))
     if options.measure:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
     described = run_plan.to_json() | facts
     if run_plan.nearest:
-        described["verdict"]["command"] = _command_line(options, run_plan.nearest.changes)
+        described["verdict"]["command"] = verdict_text.command_line(options, run_plan.nearest.changes)
     return described
-
-
-def _command_line(options: Any, changes: Mapping[str, Any]) -> str:
-    """The command that plans the config with these keys changed, on the mesh that they name."""
-    from scalelab.commands.plan import verdict_text
-
-    given = {key: value for key, value in options.overrides.items() if key not in changes}
-    values = {name: getattr(options, name) for name in ("config", "hardware", "devices", "price")}
-    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
-    words += [*verdict_text.option_texts(given), *verdict_text.option_texts(changes)]
-    return shlex.join(["scalelab", "plan", *words])
 
 
 def _calibrate(options: Any) -> tuple[Any, dict[str, Any]]:
@@ -294,6 +299,8 @@ def _plan_sweep(options: Any, _: CommandLine) -> dict[str, Any]:
     """Plan every run of a study or of a grid; on this machine unless --hardware names another."""
     from scalelab.commands.plan import budget_text
 
+    if isinstance(options.devices, str):
+        raise BadInput(f"--devices={options.devices}: a range goes with --config; nearest: one number of devices")
     efficiency, facts = _calibrate(options)
     plan = api.plan_sweep(
         options.sweep,

@@ -230,8 +230,8 @@ def _served(plan: Any) -> list[str]:
     return [*text, *(f"  {note}" for note in serving.notes)]
 
 
-def describe_single_gpu(fits: Any) -> list[str]:
-    """Format the ways to hold the model on one device, with the largest micro-batch of each."""
+def describe_single_gpu(fits: Any, trainable: Any) -> list[str]:
+    """Format the ways to hold the model on one device with their largest micro-batches, then this trainer's own."""
     text = [f"{'on one device: weights':<24} {'per layer':>10} {'remat':>6} {'rows':>6} {'GiB':>8}"]
     for fit in fits:
         update = "yes" if fit.per_layer else "no"
@@ -239,7 +239,9 @@ def describe_single_gpu(fits: Any) -> list[str]:
             "" if fit.rows else f"  {describe_memory_fit(False, fit.memory.margin_bytes)} with one"
         )
         text.append(f"  {fit.weights:<22} {update:>10} {fit.remat:>6} {fit.rows:>6} {size}")
-    return text
+    text.append("this trainer has steps for these changes, nearest first; the table's bfloat16 is GaLore's way:")
+    text += [f"  {verdict_text.list_options(option.changes) or 'the config as it is'}" for option in trainable]
+    return text if trainable else [*text, "  nothing that was tried fits"]
 
 
 def describe_calibration(calibration: Any) -> list[str]:

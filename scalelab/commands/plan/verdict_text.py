@@ -1,6 +1,7 @@
 """The first four lines of `scalelab plan --config=…`: does it fit, which plan is meant, how long, what to change."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,6 +109,15 @@ def option_texts(changes: Mapping[str, Any]) -> list[str]:
     return [
         f"--config.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()
     ]
+
+
+def command_line(options: Any, changes: Mapping[str, Any]) -> str:
+    """The command that plans the config with these keys changed, on the mesh that they name."""
+    given = {key: value for key, value in options.overrides.items() if key not in changes}
+    values = {name: getattr(options, name) for name in ("config", "hardware", "devices", "price")}
+    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    words += [*option_texts(given), *option_texts(changes)]
+    return shlex.join(["scalelab", "plan", *words])
 
 
 def _gib(n_bytes: int) -> str:

@@ -1,21 +1,20 @@
 """Whether a step fits the present devices, checked before a run compiles anything."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
+from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron, saved_activations
-from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import Memory, memory_on_backend
-
-if TYPE_CHECKING:
-    from scalelab.plan.memory.advice import Advice
+from scalelab.plan.memory.search import nearest_fit
+from scalelab.plan.step.efficiency import default_efficiency
 
 GIB = 2**30
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
@@ -38,25 +37,31 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
     return needed if needed.least > capacity else None
 
 
-def suggest_fitting_change(static: Static) -> "Advice | None":
-    """The fastest change of one run that fits the present devices; None if there is none or their chip is not known."""
-    static, capacity = on_present_devices(static)
+def suggest_fitting_change(config: ConfigDict) -> str:
+    """The nearest plan of one run that fits the present devices, as options; "" if none does or the chip is unknown.
+
+    `scalelab plan` names the same.
+    """
+    static, capacity = on_present_devices(config_lib.static(config))
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu" and chips.find_chip(kind) is None:
-        return None
+        return ""
     on = load_machine("cpu" if jax.default_backend() == "cpu" else kind)
     on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, given_bytes=capacity))
-    return next((way for way in advise_changes(static, on) if way.fits), None)
+    nearest = nearest_fit(config, on, static.layout.devices, default_efficiency(on), static.layout)
+    if nearest is None:
+        return ""
+    values = " ".join(f"--config.{key}={value}" for key, value in nearest.changes.items())
+    numbers = f" (other numbers: {', '.join(nearest.alters)})" if nearest.alters else ""
+    return f"; nearest that fits{numbers}: {values}"
 
 
-def describe_excess(static: Static, memory: Memory, trials: int = 1) -> str:
-    """What a step lacks on the present devices, and for a single run the nearest change that fits."""
-    change = suggest_fitting_change(static) if trials == 1 else None
-    values = " ".join(f"--config.{key}={value}" for key, value in change.changes.items()) if change else ""
+def describe_excess(config: ConfigDict, memory: Memory, trials: int = 1) -> str:
+    """What a step lacks on the present devices, and for a single run the nearest plan that fits."""
     least, capacity = memory.least / GIB, memory.capacity / GIB
     return (
         f"a step needs at least {least:,.2f} GiB a device and there are {capacity:,.2f}, "
-        f"{least - capacity:,.2f} too few{'; nearest that fits: ' * bool(values)}{values}"
+        f"{least - capacity:,.2f} too few{suggest_fitting_change(config) if trials == 1 else ''}"
     )
 
 

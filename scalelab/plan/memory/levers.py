@@ -12,6 +12,9 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Static, optimizer_defaults
+from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.efficiency import machine_platform
 from scalelab.precision.policy import POLICIES
 
 Changes = dict[str, str]  # {config key: its text}
@@ -22,7 +25,7 @@ RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 20
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
 
 
-def list_changes(config: ConfigDict, static: Static, host_known: bool) -> Iterator[Changes]:
+def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
     Formats, then on one device updates layer by layer with fewer sequences a step, with moments in the host's memory
@@ -38,13 +41,13 @@ def list_changes(config: ConfigDict, static: Static, host_known: bool) -> Iterat
             yield form | _by_layer(config, static, rows)
     narrowest = (formats[-1] if formats else {}) | _by_layer(config, static, 1)
     on_host = {"train.moments": "pinned_host"}
-    if host_known:
+    if machine.host_bytes is not None:
         yield narrowest | on_host
     yield narrowest | change_optimizer(config, "adam8bit")
     for share in RANK_SHARES:
         rank = {"optim.rank": str(max(1, static.model.d_model // share))}
         yield narrowest | change_optimizer(config, "galore8bit") | rank
-    if not host_known:
+    if machine.host_bytes is None and machine_platform(machine) != "cpu":
         yield narrowest | on_host
 
 
@@ -68,6 +71,11 @@ def remove_ramp(config: ConfigDict) -> Changes:
     """Changes that drop the batch's warm-up; {} if there is none."""
     empty = {key: None if text == "none" else text for key, text in NO_RAMP.items()}
     return {key: text for key, text in NO_RAMP.items() if config.schedule[key.split(".")[1]] != empty[key]}
+
+
+def without_mesh(config: ConfigDict) -> Changes:
+    """Changes that leave the mesh to be chosen; {} if the config has none."""
+    return {f"parallel.{axis}": "1" for axis in MESH_AXES if config.parallel[axis] != 1}
 
 
 def _narrower_formats(static: Static) -> Iterator[Changes]:

@@ -90,9 +90,7 @@ def settle_remat(config: "ConfigDict", folder: pathlib.Path, force: bool = False
         return config
     choice = CHOOSERS[config.model.remat](config_lib.static(config))
     if choice.memory is not None and not choice.memory.fits and not force:
-        change = fits_here.suggest_fitting_change(with_remat(config_lib.static(config), choice.policy))
-        values = " ".join(f"--config.{key}={value}" for key, value in change.changes.items()) if change else ""
-        hint = f"; nearest that fits: {values}" if values else ""
+        hint = fits_here.suggest_fitting_change(config)
         raise BadInput(f"model.remat='auto': nothing fits: {choice.why}{hint}; --force starts it anyway")
     config.model.remat, config.log.remat = choice.policy, choice.why
     return config

@@ -4,21 +4,23 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
+from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import levers
-from scalelab.plan.memory.advice import advise_changes, changed_keys
+from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
-from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.step.efficiency import Efficiency
+from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
@@ -67,7 +69,7 @@ def nearest_fit(
     """
     static = dataclasses.replace(config_lib.static(config), layout=layout or config_lib.static(config).layout)
     placed = dataclasses.replace(static, layout=Layout(fsdp=devices))
-    for changes in levers.list_changes(config, placed, machine.host_bytes is not None):
+    for changes in levers.list_changes(config, placed, machine):
         if (candidate := fastest_fit(config, changes, machine, devices, efficiency, layout)) is not None:
             return candidate
     return None
@@ -82,7 +84,7 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
 def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
     """The first of 2, 4, 8 … times as many devices on which the config fits as it is, in some layout."""
     counts = [devices * 2**k for k in range(1, LARGEST_FACTOR.bit_length())]
-    return next((n for n in counts if fastest_fit(config, {}, machine, n, efficiency)), None)
+    return next((n for n in counts if fastest_fit(config, levers.without_mesh(config), machine, n, efficiency)), None)
 
 
 def fastest_fit(
@@ -95,24 +97,34 @@ def fastest_fit(
 ) -> Candidate | None:
     """The fastest layout of the changed config that fits; None where none does, or the trainer refuses the changes."""
     before = config_lib.static(config)
+    others = {key: text for key, text in changes.items() if not key.startswith("parallel.")}  # a mesh is in the option
     try:
         changed = config_lib.resolve(config_lib.override(config, changes))
+        if _least_bytes(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
+            return None
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
         for option in _by_time(start, machine, efficiency):
             keys = changed_keys(before, option)
-            made = config_lib.resolve(config_lib.override(changed, keys))
+            made = config_lib.resolve(config_lib.override(config, others | keys))
             placed, _ = apply_mesh(config_lib.static(made), devices)
             if find_refusal(placed) is None and fits(placed, machine):
-                return Candidate(made, placed, _typed(config, changes) | keys)
+                return Candidate(made, placed, _typed(config, others) | keys)
     except BadInput:
         return None
     return None
 
 
+def _least_bytes(static: Static) -> int:
+    """Bytes of the state that lies on devices, on all of them together: no layout holds it in fewer."""
+    static = dataclasses.replace(static, layout=Layout())
+    leaves = jax.tree.leaves(state_lib.state_shapes(static))
+    return sum(x.size * x.dtype.itemsize for x in leaves) - state_lib.host_bytes(static)
+
+
 def _by_time(start: Static, machine: Machine, efficiency: Efficiency) -> Iterator[Static]:
     """Layouts of a config by predicted time, each with its best of other kinds of changes, itself among them."""
-    if start.model.remat == AUTO:
-        start = with_remat(start, choose_remat(start, lambda option: step_memory(option, machine)).policy)
+    if start.model.remat not in REMAT:  # a policy to be chosen
+        start = dataclasses.replace(start, model=dataclasses.replace(start.model, remat=REMAT[0]))
     if start.updates_layers:  # takes one layout
         yield start
         return

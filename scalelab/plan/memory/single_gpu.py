@@ -1,20 +1,27 @@
 """The largest micro-batch that fits one GPU, by remat policy: with this trainer's step, and with GaLore's and APOLLO's.
 
 Theirs keeps weights and gradients in bf16 without fp32 copies, and may take the update parameter by parameter within
-the backward, so that a single gradient exists at a time (`per_layer`; Zhao et al. 2024, section 4.3). This trainer does
-neither: such rows say what it would take.
+the backward, so that a single gradient exists at a time (`per_layer`; Zhao et al. 2024, section 4.3). This trainer's
+own ways to hold a model so are those of `search` (`list_trainable`).
 """
 
 import dataclasses
 
 import jax
+from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab.config import Layout, Static
 from scalelab.model import pieces, transformer
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory import levers
 from scalelab.plan.memory.memory import Memory, step_memory
+from scalelab.plan.memory.search import Candidate, fastest_fit
+from scalelab.plan.step.efficiency import default_efficiency
 
 MOST_ROWS = 4096
+ONE_DEVICE = {f"parallel.{axis}": "1" for axis in MESH_AXES} | {"parallel.sequence": "false"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +39,16 @@ def list_fits(static: Static, machine: Machine) -> tuple[SingleGpuFit, ...]:
     """Every way to hold the model of `static` on one of `machine`, with the optimizer that it names."""
     ways = [("float32", False), ("bfloat16", False), ("bfloat16", True)]
     return tuple(_largest_fit(static, machine, *way, remat) for way in ways for remat in pieces.REMAT_POLICIES)
+
+
+def list_trainable(config: ConfigDict, machine: Machine) -> tuple[Candidate, ...]:
+    """The ways of `search` to train the model on one device that fit, nearest first, all by steps of this trainer."""
+    static, efficiency = config_lib.static(config), default_efficiency(machine)
+    single = config_lib.resolve(config_lib.override(config, ONE_DEVICE))
+    ways = levers.list_changes(single, dataclasses.replace(static, layout=Layout()), machine)
+    options = (fastest_fit(single, changes, machine, 1, efficiency) for changes in ways)
+    fitting = {tuple(option.changes.items()): option for option in options if option}
+    return tuple(fitting.values())
 
 
 def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool, remat: str) -> SingleGpuFit:

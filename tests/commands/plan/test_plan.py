@@ -106,6 +106,9 @@ def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, ca
         ([TINY, "--hardware=h100", "--mesh=fdsp=2"], "did you mean 'fsdp'"),
         ([TINY, "--hardware=h100", "--devices=4", "--mesh=fsdp=3"], "nearest product"),
         ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
+        ([TINY, "--hardware=h100", "--devices=8..x"], "e.g. --devices=8..512"),
+        ([TINY, "--hardware=h100", "--devices=8..2"], "nearest: 2..8"),
+        ([TINY, "--hardware=h100", "--devices=2..4", "--mesh=fsdp=2"], "nearest: --devices=2"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=-1"], "say how many there are"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is outside [0, 3]; nearest bound: 3"),
         ([TINY, "--hardware=h100", "--mesh=stage=2,microbatches=0"], "parallel.microbatches=0"),
@@ -163,6 +166,7 @@ LARGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_where_a_plan_cannot_run_the_nearest_that_does_is_a_command_with_its_own_time(tmp_path, capsys):
     card = tmp_path / "card.json"
     card.write_text('{"base": "h100", "hbm_bytes": 20e9}')
@@ -187,3 +191,38 @@ def test_the_faster_plan_is_a_command_that_keeps_the_mesh_that_was_asked_for(cap
     text = in_lines(capsys, TINY, *MESH)
     seconds, words = text[3].removeprefix("faster: ").split(" a step (0.")[0], text[3].split(": scalelab plan ")[1]
     assert in_lines(capsys, *words.split(" "))[2].startswith(f"time: {seconds} (")
+
+
+@pytest.mark.full
+def test_seven_billion_parameters_fit_one_card_of_24_gb_by_galore_in_8_bits(capsys):
+    """As configs/galore_7b.py has it; `--single-gpu` names what the search names."""
+    argv = ["--config=configs/recipes/llama2_7b.py", "--hardware=rtx4090", "--devices=1", "--single-gpu"]
+    text = in_lines(capsys, *argv)
+    assert text[0].startswith("does not fit: ") and "optim.name" in text[0].split("changes the numbers")[1]
+    for lever in ("train.updates=per_layer", "optim.name=galore8bit", "precision.name=bf16_stochastic"):
+        assert f"--config.{lever}" in text[3]
+    assert in_lines(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))[0].startswith("fits: ")
+    first = text[[line.startswith("this trainer has steps") for line in text].index(True) + 1]
+    assert "optim.name=galore8bit" in first and first.strip() in text[3]
+
+
+@pytest.mark.full
+def test_a_range_of_devices_says_from_how_many_on_it_fits(tmp_path, capsys):
+    card = tmp_path / "card.json"
+    card.write_text('{"base": "h100", "hbm_bytes": 3e9}')
+    argv = [*LARGE, f"--hardware={card}", "--price=2", "--config.parallel.tensor=2"]  # which no range keeps
+    text, result = in_lines(capsys, *argv, "--devices=1..4"), answer(capsys, *argv, "--devices=1..4")
+    first = result["fits_from_devices"]
+    assert first > 1 and text[0].startswith(f"fits from {first} devices on") and "does not fit" in text[6]
+    assert [each["devices"] for each in result["counts"]] == [1, 2, 4] and "days" not in result["counts"][0]
+    again = answer(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))
+    assert again["verdict"]["fits"] and again["verdict"]["days"] == result["counts"][-1]["days"]
+
+
+@pytest.mark.full
+def test_405_billion_parameters_say_that_the_warm_up_of_the_batch_pins_them(capsys):
+    argv = ["--config=configs/recipes/llama3_405b.py", "--hardware=h100", "--devices=16384"]
+    line = in_lines(capsys, *argv)[3]
+    assert line.startswith("pinned: the batch's warm-up") and "512 sequences" in line
+    free = answer(capsys, *line.split(": scalelab plan ")[1].split(" "))["verdict"]
+    assert free["fits"] and free["step_s"] <= 12.6

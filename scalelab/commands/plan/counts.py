@@ -1,0 +1,89 @@
+"""`scalelab plan --config=… --devices=LOW..HIGH`: from how many devices on it fits, and what each count takes."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scalelab.commands.plan.verdict_text import (
+    DAY_S,
+    GIB,
+    command_line,
+    describe_run,
+    describe_setup,
+    format_figures,
+    time_unit,
+)
+from scalelab.errors import BadInput
+from scalelab.parallel import mesh
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.sweep.counts import plan_counts
+
+
+def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]:
+    """Plan one config on several numbers of devices, as JSON; printed unless JSON goes to standard output."""
+    low, high = parse_range(options.devices)
+    if given := [name for name in ("mesh", "compile", "measure", "single_gpu") if getattr(options, name)]:
+        raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: --devices={low}")
+    plans = plan_counts(config, load_machine(options.hardware), low, high, efficiency, options.price)
+
+    def command(devices: int, changes: Mapping[str, Any]) -> str:
+        return command_line(argparse.Namespace(**vars(options) | {"devices": devices}), changes)
+
+    if options.json != "-":
+        print("\n".join(describe_counts(plans, command)))
+    fitting = {devices: option for devices, option in plans.items() if option}
+    chosen = pick(fitting) if fitting else None
+    counts = [{"devices": devices} | (option.to_json() if option else {}) for devices, option in plans.items()]
+    return {"fits_from_devices": min(fitting, default=None), "pick": chosen, "counts": counts}
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Read "8..512" as (8, 512). BadInput where it is something else."""
+    ends = text.split("..")
+    if len(ends) != 2 or not all(end.isdecimal() and 0 < int(end) < 10**9 for end in ends):
+        raise BadInput(f"--devices={text} is not a range of devices; e.g. --devices=8..512")
+    return int(ends[0]), int(ends[1])
+
+
+def describe_counts(plans: Mapping[int, Any], command: Callable[[int, Any], str]) -> list[str]:
+    """Format the plans of several counts; `pick` says which one is meant.
+
+    `command`: a command line from a count and changed config keys.
+    """
+    fitting = {devices: option for devices, option in plans.items() if option}
+    if not fitting:
+        return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
+    devices = pick(fitting)
+    meant = fitting[devices].plan
+    slowest = max(option.plan.training.days for option in fitting.values())
+    name, unit = time_unit(slowest * DAY_S)
+    text = [
+        f"fits from {min(fitting):,} devices on ({meant.machine.chip.name}); pick: {devices:,}, the most devices "
+        f"within 5 % of the fewest device hours",
+        describe_setup(meant),
+        describe_run(meant),
+        f"paste: {command(devices, fitting[devices].changes)}",
+        "",
+        f"{'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
+    ]
+    for count, option in plans.items():
+        text.append(_row(count, option.plan, unit) if option else f"{count:>8,}  does not fit")
+    return text
+
+
+def pick(fitting: Mapping[int, Any]) -> int:
+    """The most devices within 5 % of the fewest device hours."""
+    hours = {devices: option.plan.training.device_hours for devices, option in fitting.items()}
+    return max(devices for devices, spent in hours.items() if spent <= 1.05 * min(hours.values()))
+
+
+def _row(devices: int, plan: Any, unit: float) -> str:
+    run = plan.training
+    cost = "-" if run.cost is None else f"{run.cost:,.0f}"
+    layout = mesh.describe_mesh(dataclasses.asdict(plan.layout))
+    return (
+        f"{devices:>8,} {format_figures(run.days * DAY_S / unit):>8} {format_figures(run.device_hours):>13} {cost:>12} "
+        f"{100 * plan.time.mfu:>6.1f} {format_figures(plan.memory.margin_bytes / GIB):>10}  "
+        f"{layout}; remat {plan.static.model.remat}; x {plan.static.accumulate} accumulated"
+    )
