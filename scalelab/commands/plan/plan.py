@@ -207,7 +207,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         serve=(options.serve_batch or 1, options.serve_context or 0),
     )  # fmt: skip
     if options.json != "-":
-        print("\n".join(plantext.describe_plan(run_plan)))
+        print("\n".join([*on_machine.describe_stand_in(options.config), *plantext.describe_plan(run_plan)]))
     if options.single_gpu:
         fits = api.single_gpu(config, options.hardware)
         facts["card"] = [dataclasses.asdict(fit) for fit in fits]

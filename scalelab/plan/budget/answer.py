@@ -17,6 +17,7 @@ from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.fit_machine import DAY_S, DEFAULT_DAYS, Count, Request, pick_count, run_config
 from scalelab.plan.budget.shape import BATCH_RULE, Shape, find_shape
 from scalelab.plan.machine.machine import KNOWN_MACHINES, Machine
+from scalelab.plan.machine.priced import refuse_missing_unit
 from scalelab.plan.whole import Plan, plan
 
 FIRST_SHARE, ROUNDS, SETTLED = 0.4, 5, 0.02  # of the peak: the first guess of a budget in device-hours
@@ -89,17 +90,6 @@ def answer_budget(
         raise reason or BadInput("no machine was given")
     by_loss = bool({"dollars", "gpu_hours"} & set(budget))
     return tuple(sorted(answers, key=lambda answer: _merit(answer, by_loss)))
-
-
-def refuse_missing_unit(precision: str, machine: Machine) -> None:
-    """Raise BadInput for fp8 on an accelerator without fp8 units."""
-    if not precision.startswith("fp8") or "float8" in machine.chip.flops or machine.chip.name.startswith("CPU"):
-        return
-    nearest = "bf16" if "bfloat16" in machine.chip.flops else "fp16"
-    raise BadInput(
-        f"precision.name={precision}: {machine.chip.name} has no fp8 unit; nearest: --config.precision.name={nearest}, "
-        "or a chip that has one, e.g. --hardware=h100"
-    )
 
 
 def _merit(answer: MachineAnswer, by_loss: bool) -> tuple[float, ...]:
