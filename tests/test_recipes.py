@@ -104,7 +104,11 @@ def test_a_small_one_has_the_recipes_choices(name):
     config = shrink_recipe(recipe, d_model=64, steps=500)
     small, large = config.model, recipe.model
     assert {key: small[key] for key in KEPT} == {key: large[key] for key in KEPT}
-    assert small.n_layers == (large.nope_every or large.global_every or 2) and small.vocab_size == 256 and small.seq_len == 128
+    assert (
+        small.n_layers == (large.nope_every or large.global_every or 2)
+        and small.vocab_size == 256
+        and small.seq_len == 128
+    )
     assert small.n_heads // small.n_kv_heads == min(4, large.n_heads // large.n_kv_heads)
     assert small.n_heads * small.d_head / 64 == pytest.approx(large.n_heads * large.d_head / large.d_model, rel=0.1)
     assert small.d_ff / 64 == pytest.approx(large.d_ff / large.d_model, abs=8 / 64)

@@ -132,8 +132,10 @@ def _choices(request: Request, pick: Count) -> list[str]:
     """What was chosen here because the question leaves it open."""
     notes = [f"batch of {pick.batch_tokens / 1e6:.3g}M tokens by {BATCH_RULE}"]
     if request.devices is None and request.days is None:
-        met = f"{pick.days:.3g} days are the fewest" if pick.days > DEFAULT_DAYS else f"at most {DEFAULT_DAYS:g} days"
-        notes.append(f"{pick.devices:,} devices for {met}: --days=X or --devices=N choose otherwise")
+        why = f"so that it takes at most {DEFAULT_DAYS:g} days"
+        if pick.days > DEFAULT_DAYS:
+            why = f"though {pick.days:.3g} days are long: more devices would take many more device-hours"
+        notes.append(f"{pick.devices:,} devices, {why}; --days=X or --devices=N choose otherwise")
     return notes
 
 
@@ -201,7 +203,7 @@ def _losses(book: LawBook, n: float, d: float) -> tuple[float | None, Interval, 
     """(the law's loss, its interval, the least loss at equal FLOPs); None for what the law does not give."""
     losses = np.atleast_1d(book.loss(n, d))
     interval = None if book.split else book_intervals(book, loss=losses)["loss"]
-    best = allocate_budget(flops=book.k * n * d, law=book.name).loss
+    best = None if book.split else allocate_budget(flops=book.k * n * d, law=book.name).loss
     return (float(losses[0]) if np.isfinite(losses[0]) else None), interval, best
 
 
