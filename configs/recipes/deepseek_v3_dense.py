@@ -1,4 +1,4 @@
-"""DeepSeek-V3's dense settings (DeepSeek-AI 2024, arXiv 2412.19437) on a dense model of its width and depth.
+"""Not DeepSeek-V3: its settings (DeepSeek-AI 2024, arXiv 2412.19437) on a dense model of its width and depth.
 
     scalelab train --config=configs/recipes/deepseek_v3_dense.py --workdir=runs/deepseek_v3_dense
 

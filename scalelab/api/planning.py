@@ -22,7 +22,7 @@ from scalelab.api.door import Config, Overrides, add_overrides, load_config
 from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.machine.priced import load_machines
+from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.whole import RESTART_S, Plan
@@ -67,8 +67,10 @@ def plan(
     model.seq_len).
     """
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
+    run_config, machine = load_config(config, overrides), _machine(hardware)
+    refuse_missing_unit(run_config.precision.name, machine)
     return plan_run(
-        load_config(config, overrides), _machine(hardware), devices, mesh, efficiency=efficiency,
+        run_config, machine, devices, mesh, efficiency=efficiency,
         price_per_hour=price_per_hour, critical_tokens=critical_tokens, mtbf_s=mtbf_s,
         restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
         compile=compile, serve=(serve[0], serve[1]),

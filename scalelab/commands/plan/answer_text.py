@@ -44,12 +44,17 @@ def _verdict(answer: Any) -> list[str]:
 def _one_line(answer: Any) -> str:
     """Format machine, days, device-hours and cost."""
     run = answer.plan.training
-    cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
+    cost = "" if run.cost is None else f", cost {_money(run.cost)} ({_money(run.cost_low)} to {_money(run.cost_high)})"
     return (
         f"{answer.plan.devices:,} x {answer.plan.machine.chip.name}: {format_duration(run.days * DAY_S)} "
         f"({format_duration(run.days_low * DAY_S)} to {format_duration(run.days_high * DAY_S)}), "
         f"{run.device_hours:,.0f} device-hours{cost}"
     )
+
+
+def _money(amount: float) -> str:
+    """Format to a whole unit from 1,000 on, and to cents below."""
+    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.2f}"
 
 
 def _loss(answer: Any) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from scalelab import api
+from scalelab import config as config_lib
 from scalelab.cli.parser import Parser, bounded_above_zero, count_above_zero
 from scalelab.config import CommandLine
 from scalelab.errors import BadInput
@@ -64,3 +65,9 @@ def plan_on_machine(options: Any, overrides: CommandLine) -> dict[str, Any]:
 
         print("\n".join(answer_text.describe_answers(answers)))
     return answers[0].to_json() | {"others": [answer.to_json() for answer in answers[1:]]}
+
+
+def describe_stand_in(path: str) -> list[str]:
+    """The first line of a config that says of itself that it is not the model of its name; [] of other configs."""
+    summary = (config_lib.load_config_module(path).__doc__ or "").split("\n")[0]
+    return [summary] if summary.startswith("Not ") else []

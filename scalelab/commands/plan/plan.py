@@ -236,7 +236,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         text = plantext.describe_plan(
             run_plan, lambda changes: verdict_text.command_line(options, changes), options.why, served
         )
-        print("\n".join(text))
+        print("\n".join([*on_machine.describe_stand_in(options.config), *text]))
     if options.single_gpu:
         fits = api.single_gpu(config, options.hardware)
         trainable = list_trainable(config, run_plan.machine)

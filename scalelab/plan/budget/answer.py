@@ -17,6 +17,7 @@ from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.fit_machine import DAY_S, DEFAULT_DAYS, Count, Request, pick_count, run_config
 from scalelab.plan.budget.shape import BATCH_RULE, Shape, find_shape
 from scalelab.plan.machine.machine import KNOWN_MACHINES, Machine
+from scalelab.plan.machine.priced import refuse_missing_unit
 from scalelab.plan.whole import Plan, plan
 
 FIRST_SHARE, ROUNDS, SETTLED = 0.4, 5, 0.02  # of the peak: the first guess of a budget in device-hours
@@ -91,17 +92,6 @@ def answer_budget(
     return tuple(sorted(answers, key=lambda answer: _merit(answer, by_loss)))
 
 
-def refuse_missing_unit(precision: str, machine: Machine) -> None:
-    """Raise BadInput for fp8 on an accelerator without fp8 units."""
-    if not precision.startswith("fp8") or "float8" in machine.chip.flops or machine.chip.name.startswith("CPU"):
-        return
-    nearest = "bf16" if "bfloat16" in machine.chip.flops else "fp16"
-    raise BadInput(
-        f"precision.name={precision}: {machine.chip.name} has no fp8 unit; nearest: --config.precision.name={nearest}, "
-        "or a chip that has one, e.g. --hardware=h100"
-    )
-
-
 def _merit(answer: MachineAnswer, by_loss: bool) -> tuple[float, ...]:
     cost, run = answer.plan.training.cost, answer.plan.training
     infinite = float("inf")
@@ -142,8 +132,10 @@ def _choices(request: Request, pick: Count) -> list[str]:
     """What was chosen here because the question leaves it open."""
     notes = [f"batch of {pick.batch_tokens / 1e6:.3g}M tokens by {BATCH_RULE}"]
     if request.devices is None and request.days is None:
-        met = f"{pick.days:.3g} days are the fewest" if pick.days > DEFAULT_DAYS else f"at most {DEFAULT_DAYS:g} days"
-        notes.append(f"{pick.devices:,} devices for {met}: --days=X or --devices=N choose otherwise")
+        why = f"so that it takes at most {DEFAULT_DAYS:g} days"
+        if pick.days > DEFAULT_DAYS:
+            why = f"though {pick.days:.3g} days are long: more devices would take many more device-hours"
+        notes.append(f"{pick.devices:,} devices, {why}; --days=X or --devices=N choose otherwise")
     return notes
 
 
@@ -211,7 +203,7 @@ def _losses(book: LawBook, n: float, d: float) -> tuple[float | None, Interval, 
     """(the law's loss, its interval, the least loss at equal FLOPs); None for what the law does not give."""
     losses = np.atleast_1d(book.loss(n, d))
     interval = None if book.split else book_intervals(book, loss=losses)["loss"]
-    best = allocate_budget(flops=book.k * n * d, law=book.name).loss
+    best = None if book.split else allocate_budget(flops=book.k * n * d, law=book.name).loss
     return (float(losses[0]) if np.isfinite(losses[0]) else None), interval, best
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MOST_DEVICES = 65_536
 DEFAULT_DAYS = 30.0  # the run's length where neither devices nor days are given
 DAY_S = 86_400.0
+WASTE = 1.3  # times the device-hours of half the devices, beyond which more devices are not worth it
 FASTEST_SHARE = 0.9  # of a chip's peak: fewer devices than this needs are not tried
 BETWEEN = (1.25, 1.5, 1.75)  # of a power of two: counts tried between one that is too slow and its double
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # the first that a chip has
@@ -106,8 +107,9 @@ def try_count(shape: Shape, tokens: float, devices: int, request: Request) -> Co
 def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tuple[Count, ...]]:
     """(the pick, all counts that were tried): the request's devices, or the fewest that meet its days.
 
-    Without either, the fewest that take DEFAULT_DAYS, or where none does the fastest count. BadInput where the
-    devices hold no layout, and where no count meets the days, with the nearest that works.
+    Without either, the fewest that take DEFAULT_DAYS, or where none does the fastest count; and fewer as long as half
+    the devices take WASTE times less device-hours. BadInput where the devices hold no layout, and where no count meets
+    the days, with the nearest that works.
     """
     counts: dict[int, Count | None] = {}
 
@@ -131,11 +133,22 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
             pick = option
             break
     if pick is None:
-        return _without_pick(shape, request, counts, days)
+        pick = _fastest(shape, request, counts, days)
+    while request.days is None and pick.devices > 1:
+        fewer = measure(pick.devices // 2)
+        if fewer is None or fewer.device_hours * WASTE > pick.device_hours:
+            break
+        pick = fewer
     for share in BETWEEN:
         devices = int(share * pick.devices / 2)
         whole_nodes = devices % request.machine.devices_per_node == 0 or devices < request.machine.devices_per_node
-        if pick.devices > 8 and whole_nodes and (option := measure(devices)) and option.days <= days:
+        if (
+            pick.devices > 8
+            and pick.days <= days
+            and whole_nodes
+            and (option := measure(devices))
+            and option.days <= days
+        ):
             pick = option
             break
     for devices in (pick.devices // 2, pick.devices * 2):
@@ -144,9 +157,7 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
     return pick, tuple(count for _, count in sorted(counts.items()) if count)
 
 
-def _without_pick(
-    shape: Shape, request: Request, counts: Mapping[int, Count | None], days: float
-) -> tuple[Count, tuple[Count, ...]]:
+def _fastest(shape: Shape, request: Request, counts: Mapping[int, Count | None], days: float) -> Count:
     """The fastest count, where no days were asked. BadInput where they were."""
     tried = [count for _, count in sorted(counts.items()) if count]
     name = f"{shape.total / 1e9:.3g}B parameters on {request.machine.chip.name}"
@@ -157,7 +168,7 @@ def _without_pick(
         )
     fastest = min(tried, key=lambda count: count.days)
     if request.days is None:
-        return fastest, tuple(tried)
+        return fastest
     raise BadInput(
         f"--days={days:g}: no count up to {MOST_DEVICES:,} devices is so fast for {name}; nearest: "
         f"--days={_above(fastest.days):g} (on {fastest.devices:,})"

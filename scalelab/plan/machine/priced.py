@@ -58,3 +58,14 @@ def _auto_machine() -> Machine:
         ) from None
     given = (devices[0].memory_stats() or {}).get("bytes_limit")
     return dataclasses.replace(machine, chip=dataclasses.replace(machine.chip, given_bytes=given and int(given)))
+
+
+def refuse_missing_unit(precision: str, machine: Machine) -> None:
+    """Raise BadInput for fp8 on an accelerator without fp8 units."""
+    if not precision.startswith("fp8") or "float8" in machine.chip.flops or machine.chip.name.startswith("CPU"):
+        return
+    nearest = "bf16" if "bfloat16" in machine.chip.flops else "fp16"
+    raise BadInput(
+        f"precision.name={precision}: {machine.chip.name} has no fp8 unit; nearest: --config.precision.name={nearest}, "
+        "or a chip that has one, e.g. --hardware=h100"
+    )

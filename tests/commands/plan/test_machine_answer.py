@@ -88,3 +88,15 @@ def test_what_no_count_does_names_the_nearest_that_works(capsys):
     line = refusal(capsys, *RUN, "--devices=1")
     nearest = line.split("nearest: ")[1].split()[0]
     assert answer(capsys, *RUN, nearest)["plan"]["memory_bytes"]["fits"]
+
+
+@pytest.mark.full
+def test_devices_that_wait_for_a_small_batch_are_not_picked_unless_days_are_asked(capsys):
+    """405B on a batch of 2,048 sequences: beyond 8,192 H100 the device-hours grow with the devices."""
+    result = answer(capsys, "--params=405e9", "--tokens=15.6e12", "--hardware=h100")
+    hours = {each["devices"]: each["device_hours"] for each in result["counts"]}
+    pick = result["plan"]["devices"]
+    assert hours[pick] < 1.3 * hours[pick // 2] and hours[2 * pick] > 1.3 * hours[pick]
+    assert result["plan"]["days"] > 30 and any("more devices would take" in note for note in result["notes"])
+    asked = answer(capsys, "--params=405e9", "--tokens=15.6e12", "--hardware=h100", "--days=110")
+    assert asked["plan"]["days"] <= 110 and asked["plan"]["devices"] > pick

@@ -79,6 +79,14 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
     assert gpt3["verdict"] == "undertrained" and gpt3["n"] < 175e9
 
 
+@pytest.mark.full
+def test_a_model_that_is_not_the_one_of_its_name_says_so_first(capsys):
+    assert main(["plan", "--config=deepseek_v3_dense", "--hardware=h800", "--devices=2048"]) == 0
+    assert capsys.readouterr().out.startswith("Not DeepSeek-V3: ")
+    assert main(["recipe", "deepseek_v3_dense"]) == 0
+    assert capsys.readouterr().out.startswith("deepseek_v3_dense: Not DeepSeek-V3: ")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -130,6 +138,8 @@ def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, ca
         ),
         (["--flops=1e20", "--law="], "neither a file nor a published law"),
         ([TINY, "--flops=1e20"], "together"),
+        ([TINY, "--hardware=v5p", "--config.precision.name=fp8"], "TPU v5p has no fp8 unit; nearest: "),
+        ([TINY, "--hardware=h100,a100"], "a config is planned on one; nearest: --hardware=h100"),
         (["--flops=0"], "not a number above zero"),
         (["--flops=1e20", "--tokens=1e9"], "give one of them"),
         (["--flops=1e20", "--law=chinchila"], "did you mean"),
