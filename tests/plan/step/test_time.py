@@ -91,8 +91,15 @@ def test_our_pipelines_traits_are_not_other_systems():
         assert sum(t.times for t in transfers if t.kind == "all-to-all" and t.axis == "stage") == moves
 
 
+def test_the_table_keeps_its_claim():
+    """Each system left out of the fit: 12 % over all, 15 % for the worst chip of three rows; 90 % in range."""
+    claim = json.loads((COMPILED.parent / "step_times.json").read_text())["all"]
+    assert claim["mean_absolute"] < 0.08 and claim["left_out_mean_absolute"] < 0.12
+    assert claim["worst_chip_mean_absolute"] < 0.15 and claim["in_range"] > 0.9
+
+
 def test_published_pipelines_in_fp8_are_met():
-    """Rows of `--data`: NeMo's and Megatron-Bridge's, whose median error was +126 % while a trait of ours was theirs."""
+    """NeMo's and Megatron-Bridge's of `--data`, whose median error was +126 % while a trait of ours was theirs."""
     rows = tables.read_tables(table_path("step_times"))
     pipelines = [row for row in rows.values() if row.static.layout.stage > 1 and row.static.precision == "fp8"]
     assert len(pipelines) >= 5
