@@ -10,14 +10,21 @@ import math
 import pathlib
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from checks.speed.step_times import fit
 from checks.speed.step_times.rows import PublishedStep, build_static, slower_h100
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
-from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS
+from scalelab.plan.step.systems import (
+    EAGER_TRAITS,
+    MAXTEXT_TRAITS,
+    MEGATRON_TRAITS,
+    TORCHTITAN_TRAITS,
+    SystemTraits,
+)  # fmt: skip
 from scalelab.plan.step.time import expected_s, step_time
 
 TABLE_FILES = ("llm_foundry.csv", "others.csv", "new.csv")
@@ -52,7 +59,7 @@ def _foundry(line: dict[str, str]) -> tuple[str, PublishedStep]:
     name = (
         f"llm-foundry {line['model']}, {line['seq_len']} tokens, {line['devices']} {line['chip']} {line['precision']}"
     )
-    return name, PublishedStep(of, load_machine(CHIP_ALIASES[line["chip"]]), MEGATRON_TRAITS, float(line["seconds"]))
+    return name, PublishedStep(of, load_machine(CHIP_ALIASES[line["chip"]]), EAGER_TRAITS, float(line["seconds"]))
 
 
 def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
@@ -84,13 +91,15 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
         model=model | {"remat": line["remat"]},
         **layout,
     )
-    traits = (
-        MAXTEXT_TRAITS
-        if line["source"].endswith(JAX_SYSTEMS) or line["source"].startswith(JAX_SYSTEMS)
-        else MEGATRON_TRAITS
-    )
+    traits = _traits_of(line["source"])
     name = f"{line['source']} {line['model']}, {line['seq_len']} tokens, {line['devices']} {chip} {line['precision']}"
     return name, PublishedStep(setup, load_machine(CHIP_ALIASES.get(chip, chip)), traits, float(line["seconds"]))
+
+
+def _traits_of(source: str) -> SystemTraits:
+    if source.endswith(JAX_SYSTEMS) or source.startswith(JAX_SYSTEMS):
+        return MAXTEXT_TRAITS
+    return TORCHTITAN_TRAITS if source == "torchtitan" else MEGATRON_TRAITS
 
 
 LLAMA3_SHAPES = {"8B": (32, 4096, 32, 14_336), "70B": (80, 8192, 64, 28_672), "405B": (126, 16_384, 128, 53_248)}
@@ -120,7 +129,7 @@ def _newer(line: dict[str, str]) -> tuple[str, PublishedStep]:
         model=model, **layout,
     )  # fmt: skip
     repository = line["source"].split()[0].partition("/")[2]
-    traits = MAXTEXT_TRAITS if repository in JAX_SYSTEMS else MEGATRON_TRAITS
+    traits = _traits_of(repository)
     words = (line["release"], line["model"] + ",", line["seq_len"], "tokens,", devices, chip, line["precision"])
     name = " ".join(map(str, (repository, *words)))
     return name, PublishedStep(static, _machine(chip), traits, float(line["seconds"]))
@@ -192,21 +201,25 @@ def with_share(of: Efficiency, share: float) -> Efficiency:
 def compare_rows(rows: dict[str, PublishedStep]) -> list[dict[str, Any]]:
     """Each row as planned, the share that fits it, and its error with the other systems' median share on its chip.
 
-    `left_out_error` is the only column that no row of the row's own system influenced; None if no other system ran on
-    the chip.
+    `left_out_error` is the only column that no row of the row's own system influenced: GPUs' by shares fitted again
+    (fit.py); TPUs' by the median share of other systems, None if no other ran on the chip.
     """
+    gpus = fit.prepare_rows(rows)
+    left_out = fit.left_out_errors(gpus)
     lines = []
     for name, row in rows.items():
         planned = step_time(row.static, row.machine, traits=row.traits)
         lines.append({
             "name": name, "system": name.split()[0], "chip": row.machine.chip.name, "precision": row.static.precision,
             "published_s": row.seconds, "predicted_s": planned.total_s, "error": planned.total_s / row.seconds - 1,
-            "in_range": planned.low_s <= row.seconds <= planned.high_s, "share": share_that_fits(row),
+            "in_range": planned.low_s <= row.seconds <= planned.high_s,
+            "share": None if name in left_out else share_that_fits(row),
         })  # fmt: skip
     for line, row in zip(lines, rows.values(), strict=True):
         others = [r["share"] for r in lines if r["share"] and _alike(line, r) and r["system"] != line["system"]]
         share = statistics.median(others) if others else None
-        line["left_out_error"] = None if share is None else _seconds(row, share) / row.seconds - 1
+        other = None if share is None else _seconds(row, share) / row.seconds - 1
+        line["left_out_error"] = left_out.get(line["name"], other)
     return lines
 
 
@@ -217,10 +230,38 @@ def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def summarize_by_chip(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per chip and unit: the errors, and the share of the peak that would fit its rows."""
+    return _grouped(lines, "chip", lambda line: line["chip"] + (", fp8" if "fp8" in line["precision"] else ""))
+
+
+def summarize_by_system(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per system."""
+    return _grouped(lines, "system", lambda line: line["system"])
+
+
+def _grouped(
+    lines: Iterable[dict[str, Any]], key: str, group_of: Callable[[dict[str, Any]], str]
+) -> list[dict[str, Any]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        groups.setdefault(line["chip"] + (", fp8" if "fp8" in line["precision"] else ""), []).append(line)
-    return [{"chip": chip} | _summary(group) for chip, group in sorted(groups.items())]
+        groups.setdefault(group_of(line), []).append(line)
+    return [{key: name} | _summary(group) for name, group in sorted(groups.items())]
+
+
+def summarize_all(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The claim: errors over all rows, and the worst chip of three rows or more, each system left out once."""
+    left_out = [line for line in lines if line["left_out_error"] is not None]
+    chips: dict[str, list[float]] = {}
+    for line in left_out:
+        chips.setdefault(line["chip"], []).append(abs(line["left_out_error"]))
+    means = {chip: statistics.mean(errors) for chip, errors in chips.items() if len(errors) >= 3}
+    worst = max(means, key=lambda chip: means[chip])
+    return {
+        "rows": len(lines), "mean_absolute": statistics.mean(abs(line["error"]) for line in lines),
+        "in_range": statistics.mean(line["in_range"] for line in lines),
+        "left_out_rows": len(left_out),
+        "left_out_mean_absolute": statistics.mean(abs(line["left_out_error"]) for line in left_out),
+        "worst_chip": worst, "worst_chip_mean_absolute": means[worst],
+    }  # fmt: skip
 
 
 def _summary(group: list[dict[str, Any]]) -> dict[str, Any]:
@@ -228,8 +269,10 @@ def _summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     left_out = [line["left_out_error"] for line in group if line["left_out_error"] is not None]
     return {
         "rows": len(group), "systems": sorted({line["system"] for line in group}),
+        "chips": sorted({line["chip"] for line in group}),
         "median_error": statistics.median(errors),
         "mean_absolute_error": statistics.mean(map(abs, errors)), "in_range": sum(line["in_range"] for line in group),
         "share": statistics.median(shares) if shares else None, "shares": [shares[0], shares[-1]] if shares else None,
         "left_out_error": statistics.median(left_out) if left_out else None,
+        "left_out_mean_absolute": statistics.mean(map(abs, left_out)) if left_out else None,
     }  # fmt: skip

@@ -38,7 +38,7 @@ class Operation:
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
     `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update. `least_side`: the
-    smallest of a product's three sizes.
+    smallest of a product's three sizes; of attention its length. `kernel`: of fused attention.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Operation:
     bytes: float
     times: float
     least_side: float = math.inf
+    kernel: str = ""
 
 
 @functools.cache

@@ -4,8 +4,12 @@ A range is not a confidence interval: its ends are what published systems reach 
 """
 
 import dataclasses
+import math
+import re
 
+from scalelab.hardware.chips import Chip, compute_capability
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.device_share import Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,11 +21,28 @@ class Range:
     high: float
 
 
+WIDE_UNITS = ("float32", "tensorfloat32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Share of the peak by size: `share` of large products (times its range), half as much at `half_side`."""
+
+    share: float
+    half_side: float = 0.0
+
+    def at(self, side: float) -> float:
+        """The share where the smallest side is `side`."""
+        return self.share if math.isinf(side) else self.share * side / (side + self.half_side)
+
+
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
     """Shares of the datasheet: `matmul` of the unit's FLOP/s in large products, `attention` of it in fused attention,
     `hbm` and `network` of bandwidths, and `overlap`: of the traffic that can be hidden behind computing, how much is.
-    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py).
+    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py). `curves`: (kind, curve), of
+    products ("" in 16 bits, "float8", "float32", "tensorfloat32") and of kernels of attention, in shares of `matmul`
+    and `attention`; kinds that lack one have the whole.
     """
 
     matmul: Range
@@ -31,16 +52,24 @@ class Efficiency:
     overlap: Range
     sources: tuple[str, ...]
     measured: Range = Range(1.0, 1.0, 1.0)
+    curves: tuple[tuple[str, Curve], ...] = ()
+
+    def relative_share(self, op: Operation) -> float:
+        """The share of its unit's peak that an operation reaches, over `attention` or `matmul`."""
+        kind = op.kernel or ("float8" if op.unit.startswith("float8") else op.unit if op.unit in WIDE_UNITS else "")
+        if op.name.startswith("attention") and not op.kernel:
+            return 1.0
+        curve = dict(self.curves).get(kind)
+        return curve.at(op.least_side) if curve else 1.0
 
 
-# Of the datasheet's FLOP/s and bandwidths. On GPUs `matmul` is what makes the median error of Narayanan et al. 2021,
-# table 1, and Korthikanti et al. 2022, table 5, vanish (checks/speed/step_times, A100); every other published time on
-# one is held out from it. Its low end lets MT-NLG 530B in (126 TFLOP/s an A100, Smith et al. 2022).
+# Of the datasheet's FLOP/s and bandwidths. `matmul` was centred on A100s (Narayanan et al. 2021, table 1; Korthikanti
+# et al. 2022, table 5); `curves` multiply it, fitted on all published times. Its low end lets MT-NLG 530B in (126
+# TFLOP/s an A100, Smith et al. 2022).
 BEST = "at best 80 to 85 % of a GPU's peak, 95 % of a TPU's (Scaling Book, part 1)"
 ON_GPU = (
-    "matmul: centred on the iteration times of Narayanan et al. 2021 (table 1) and Korthikanti et al. 2022 (table 5) "
-    "on "
-    f"A100; {BEST}"
+    "matmul and attention: by generation, size, unit and kernel, fitted on published step times of 16 systems "
+    f"(checks/results/step_times.md); {BEST}"
 )
 ON_TPU = f"matmul: by chip, from published step times of MaxText (python -m checks.speed.step_times --data=DIR); {BEST}"
 SOURCES = (
@@ -50,8 +79,7 @@ SOURCES = (
     "network: NVLink 370 of 450 GB/s with large messages, 150 with 58 MB (Scaling Book, GPUs); ICI near "
     "its peak with small ones",
     "overlap: our judgement; Megatron-LM of 2021 hid nothing of the gradients, FSDP and XLA hide most",
-    "published times were met with other systems' traits; this trainer was never timed on an accelerator (`make gpu` "
-    "does)",
+    "this trainer's own passes: five steps on one H100 (checks/results/gpu.md), planned 31 % too fast to 17 % too slow",
 )
 HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
 GPU_EFFICIENCY = Efficiency(
@@ -63,6 +91,19 @@ TPU_EFFICIENCY = Efficiency(
 # A TPU's expected share in large products, from published step times of MaxText; solved again from one to three rows a
 # chip (checks.speed.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
 MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}
+# Of GPUs by generation, fitted (python -m checks.speed.step_times --data=DIR --fit): the share of `matmul`, .6, that
+# products reach by their smallest side, and of `attention`, .5, that kernels do by length.
+WIDE_CURVES = (("float32", Curve(1.036)), ("tensorfloat32", Curve(0.843)))  # one row each, of this trainer on an H100
+AMPERE = (("", Curve(1.086, 140)), ("flash2", Curve(0.682, 254)), *WIDE_CURVES)
+HOPPER = (
+    ("", Curve(1.019, 168)), ("float8", Curve(1.166, 242)), ("flash2", Curve(0.382, 313)), ("cudnn", Curve(0.959)),
+    *WIDE_CURVES,
+)  # fmt: skip
+# No row in 16 bits or with FlashAttention 2: as Hopper's.
+BLACKWELL = (
+    ("", Curve(1.019, 168)), ("float8", Curve(0.976, 256)), ("flash2", Curve(0.382, 313)), ("cudnn", Curve(0.844)),
+    *WIDE_CURVES,
+)  # fmt: skip
 LOWER_END_MARGIN = 0.15  # how far below it a TPU's programs fall, as a GPU's do
 UNKNOWN_RANGE = Range(0.3, 0.6, 0.9)
 CPU_EFFICIENCY = Efficiency(
@@ -79,9 +120,19 @@ def default_efficiency(machine: Machine) -> Efficiency:
     """The ranges for this kind of chip before anything is measured on it."""
     default = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
     expected = MATMUL_BY_CHIP.get(machine.chip.name, default.matmul.expected)
+    if default is GPU_EFFICIENCY:
+        return dataclasses.replace(default, curves=_gpu_curves(machine.chip))
     if default is not TPU_EFFICIENCY:
         return default
     return dataclasses.replace(default, matmul=Range(expected - LOWER_END_MARGIN, expected, default.matmul.high))
+
+
+def _gpu_curves(chip: Chip) -> tuple[tuple[str, Curve], ...]:
+    """Of its generation; an Ampere's for what is older or unknown."""
+    generation = (compute_capability(chip) or (8, 0))[0]
+    if generation > 9 or re.search(r"B[23]00", chip.name):
+        return BLACKWELL
+    return HOPPER if generation == 9 or re.match(r"G?H\d", chip.name) else AMPERE
 
 
 def machine_platform(machine: Machine) -> str:

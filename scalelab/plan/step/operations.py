@@ -41,9 +41,17 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
             *_elementwise_operations(kind, traits),
         ]
         runs = layers * of.microbatches
-        operations += [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
+        operations += [
+            dataclasses.replace(op, times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits))
+            for op in block
+        ]
     head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))
+
+
+def _passes(op: Operation, traits: SystemTraits) -> float:
+    """How often a system moves the bytes of an operation: of products and logits they are counted."""
+    return 1.0 if op.flops or op.name == "softmax" else traits.passes
 
 
 def attention_kind(static: Static, machine: Machine) -> str:
@@ -76,7 +84,16 @@ def _product_operations(static: Static, traits: SystemTraits, product: Product) 
         Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least),
         Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + gradient, 1, least),
         _rounding_operations(static, policy, traits, name, k, n, passes),
+        *_wide_outputs(policy, traits, name, tokens * (passes * n + k)),
     ]
+
+
+def _wide_outputs(policy: Policy, traits: SystemTraits, name: str, elements: float) -> list[Operation]:
+    """Results that come in fp32 and are read and rounded by a pass of their own."""
+    a = array_dtype(policy.compute).itemsize
+    if not traits.wide_outputs or a == 4:
+        return []
+    return [Operation(f"{name}, conversion", "block", "", 0.0, (4 - a + 4 + a) * elements, 1)]
 
 
 def _rounding_operations(
@@ -137,9 +154,10 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     flops = 4.0 * of.tokens * seen * width
     passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
     held = a * of.tokens * (2 * width + 2 * keys)
+    size = (float(shape.seq_len), traits.attention_kernel if fused else "")
     ops = [
-        Operation("attention", "block", policy.compute, flops, held, passes),
-        Operation("attention, backward", "block", policy.compute, backward * flops, 2 * held, 1),
+        Operation("attention", "block", policy.compute, flops, held, passes, *size),
+        Operation("attention, backward", "block", policy.compute, backward * flops, 2 * held, 1, *size),
     ]
     # A ring's fused parts know no window: layers with one take XLA's blocks.
     unfused = _keys_by_layers(shape)[0] if fused and in_ring and not traits.fused_attention else 0.0 if fused else seen
@@ -191,10 +209,11 @@ def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> 
     weights = table * (chunks * 2 * a + (4 + a if traits.casts and a < 4 else 0))
     gradient = chunks * table * 12
     rows = of.tokens * shape.d_model * (4 + 4 + a) + 4 * table
+    backward = "tensorfloat32" if traits.wide_outputs and policy.compute == "bfloat16" else policy.compute
     return [
         Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
-        Operation("dhead, inputs", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
-        Operation("dhead, weights", "head", policy.compute, flops, logits + gradient, of.microbatches, least),
+        Operation("dhead, inputs", "head", backward, flops, logits + weights / 2, of.microbatches, least),
+        Operation("dhead, weights", "head", backward, flops, logits + gradient, of.microbatches, least),
         Operation("softmax of the loss", "head", "", 0.0, 2 * logits, of.microbatches),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]

@@ -21,6 +21,9 @@ TRAIT_DESCRIPTIONS = {
     "keeps_stages": "layers of uneven stages that stay on their devices, and aren't laid out anew in each step",
     "chunked_head": "the head's logits of a micro-batch in one piece",
     "fused_attention": "attention by a fused kernel, whose logits stay on the chip",
+    "attention_kernel": "attention by another fused kernel",
+    "passes": "elementwise passes fused as far as they can be",
+    "wide_outputs": "products that come in the activations' format",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
 }
 

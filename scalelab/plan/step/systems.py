@@ -6,6 +6,10 @@ difference is the cost of ours.
 
 import dataclasses
 
+# Fitted (checks/speed/step_times/fit.py): ours on five steps of an H100, PyTorch's without a compiler on llm-foundry's.
+OUR_PASSES = 1.9
+EAGER_PASSES = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class SystemTraits:
@@ -30,6 +34,13 @@ class SystemTraits:
     # model/attention/kernels.py: XLA's own products, whose logits pass through memory, where no fused kernel fits;
     # "ring": not where devices share a sequence; "all": nowhere
     fused_attention: str = ""
+    # model/attention/kernels.py: cuDNN's; `efficiency.py` has the share of each: cudnn | flash2
+    attention_kernel: str = "cudnn"
+    # bytes of elementwise passes, in those of passes fused as far as they can be: fitted (checks/speed/step_times)
+    passes: float = OUR_PASSES
+    # hardware/tactics/narrow_result.py: products come in fp32 and are rounded in passes of their own; two of the head's
+    # three run in TF32
+    wide_outputs: bool = False
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True
 
@@ -45,7 +56,13 @@ MEGATRON_TRAITS = SystemTraits(
     keeps_stages=True,
     chunked_head=False,
     fused_attention="ring",
+    passes=1.0,
     casts=False,
 )
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)
+# llm-foundry: PyTorch under FSDP without a compiler, FlashAttention 2. torchtitan: with a compiler.
+EAGER_TRAITS = dataclasses.replace(MEGATRON_TRAITS, attention_kernel="flash2", passes=EAGER_PASSES)
+TORCHTITAN_TRAITS = dataclasses.replace(MEGATRON_TRAITS, attention_kernel="flash2")
+# This trainer as it was timed on an H100 (checks/results/gpu.md).
+TIMED_TRAITS = dataclasses.replace(OUR_TRAITS, wide_outputs=True)

@@ -62,7 +62,7 @@ def step_time(
     """One optimizer step of a config whose layout is resolved. BadInput if the chip lacks a unit for the precision."""
     efficiency = efficiency or default_efficiency(machine)
     ops, moves, lost = (
-        operations.step_operations(static, machine, traits),
+        by_size(operations.step_operations(static, machine, traits), efficiency),
         step_transfers(static, traits),
         idle_share(static),
     )
@@ -86,9 +86,24 @@ def step_time(
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
     """The total of `step_time` alone, at a tenth of its cost: to compare many layouts."""
-    ops, moves = operations.step_operations(static, machine, traits), step_transfers(static, traits)
-    shares, lost = _shares_at(efficiency), idle_share(static)
-    return _step_parts(static, machine, shares, ops, moves, lost)["total_s"]
+    return expected_of(
+        static, machine, efficiency, operations.step_operations(static, machine, traits), step_transfers(static, traits)
+    )
+
+
+def expected_of(
+    static: Static, machine: Machine, efficiency: Efficiency, ops: tuple[Operation, ...], moves: tuple[Transfer, ...]
+) -> float:
+    """`expected_s` of these operations and transfers."""
+    parts = static, machine, _shares_at(efficiency), by_size(ops, efficiency), moves, idle_share(static)
+    return _step_parts(*parts)["total_s"]
+
+
+def by_size(ops: tuple[Operation, ...], efficiency: Efficiency) -> tuple[Operation, ...]:
+    """Operations with the FLOPs that a large one of its kind does in its time: small products reach a smaller share."""
+    return tuple(
+        dataclasses.replace(op, flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops
+    )
 
 
 def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:

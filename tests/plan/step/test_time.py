@@ -71,12 +71,14 @@ def test_expected_times_are_near_the_published_ones():
     )  # at one share for all: .14
 
 
-@pytest.mark.parametrize("name", published.MISSED_ROWS)
-def test_chips_below_their_datasheet_fall_outside(name):
-    """So that they come in again where somebody states their peak: slower than predicted, by less than half."""
-    row = published.MISSED_ROWS[name]()
+@pytest.mark.parametrize("name", published.SLOWER_ROWS)
+def test_flash_attention_2_is_not_cudnns(name):
+    """On H100s it reaches two fifths of cuDNN's share: torchtitan's rows, 28 % off while one share served all."""
+    row = published.SLOWER_ROWS[name]()
     step = step_time(row.static, row.machine, traits=row.traits)
-    assert step.high_s < row.seconds < 1.5 * step.total_s
+    assert step.low_s < row.seconds < step.high_s
+    fast = dataclasses.replace(row.traits, attention_kernel="cudnn")
+    assert step_time(row.static, row.machine, traits=fast).total_s < 0.9 * step.total_s
 
 
 def test_our_pipelines_traits_are_not_other_systems():
@@ -87,6 +89,13 @@ def test_our_pipelines_traits_are_not_other_systems():
         transfers = step_transfers(of, traits)
         assert [t.times for t in transfers if t.axis == "data" and t.what == "gradients"] == [sums]
         assert sum(t.times for t in transfers if t.kind == "all-to-all" and t.axis == "stage") == moves
+
+
+def test_the_table_keeps_its_claim():
+    """Each system left out of the fit: 12 % over all, 15 % for the worst chip of three rows; 90 % in range."""
+    claim = json.loads((COMPILED.parent / "step_times.json").read_text())["all"]
+    assert claim["mean_absolute"] < 0.08 and claim["left_out_mean_absolute"] < 0.12
+    assert claim["worst_chip_mean_absolute"] < 0.15 and claim["in_range"] > 0.9
 
 
 def test_published_pipelines_in_fp8_are_met():
@@ -275,7 +284,7 @@ def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
     fast = load_machine("h100")
     fast = dataclasses.replace(fast, chip=dataclasses.replace(fast.chip, hbm_bytes_per_s=1e30))
     known = Range(0.5, 0.5, 0.5)
-    half = dataclasses.replace(efficiency.default_efficiency(fast), matmul=known, attention=known)
+    half = dataclasses.replace(efficiency.default_efficiency(fast), matmul=known, attention=known, curves=())
     of = small(attention="plain")
     step = step_time(of, fast, half)
     alone = count.flops_per_token(of.model)["exact"] * 64 * 1024 / (0.5 * 989.4e12)
@@ -346,6 +355,7 @@ def test_savings_are_the_habits_that_cost_most():
     assert cost_of_traits(small(), load_machine("h100")).keys() <= {
         TRAIT_DESCRIPTIONS["casts"],
         TRAIT_DESCRIPTIONS["chunked_head"],
+        TRAIT_DESCRIPTIONS["passes"],
     }
 
 
