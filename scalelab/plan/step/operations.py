@@ -165,6 +165,8 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
         # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
         logits = of.tokens * of.heads * unfused * (8 + 2 * a)
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
+        more = (traits.passes - 1) / traits.passes  # times `passes`, as all elementwise work
+        ops.append(Operation("softmax, more passes", "block", "", 0.0, more * logits, passes + 1))
     return ops
 
 
