@@ -21,7 +21,7 @@ from rich.table import Table
 
 from checks.shared import RESULTS, command_line
 from checks.speed.step_times import fit, tables
-from checks.speed.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, OUR_ROWS, SLOWER_ROWS
+from checks.speed.step_times.rows import CALIBRATED_ROWS, OTHER_ROWS, OUR_ROWS, SLOWER_ROWS
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.experiments.shared import markdown_table, write_result
@@ -52,7 +52,7 @@ def _main(argv: list[str]) -> int:
     parser.add_argument("--data", metavar="DIR", type=pathlib.Path, help="a folder of tables of published step times")
     parser.add_argument("--fit", action="store_true", help="with --data: print the shares that fit all rows")
     options = parser.parse_args(argv)
-    groups = {"calibrated": CALIBRATED_ROWS, "held out": HELD_OUT_ROWS, "slower": SLOWER_ROWS, "ours": OUR_ROWS}
+    groups = {"calibrated": CALIBRATED_ROWS, "others": OTHER_ROWS, "slower": SLOWER_ROWS, "ours": OUR_ROWS}
     known = {name: make() for group in groups.values() for name, make in group.items()}
     every = known | tables.read_tables(options.data) if options.data else {}
     if options.fit and every:

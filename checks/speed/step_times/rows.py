@@ -200,7 +200,7 @@ CALIBRATED_ROWS: dict[str, Callable[[], PublishedStep]] = {
     for kind in ("full", "selective")
 }
 # Other chips, other code, other papers.
-HELD_OUT_ROWS: dict[str, Callable[[], PublishedStep]] = (
+OTHER_ROWS: dict[str, Callable[[], PublishedStep]] = (
     {f"Llama 3 405B, {row[0]} x {row[2]}": partial(llama3_row, *row) for row in LLAMA3_ROWS}
     | {f"MaxText {name}": partial(maxtext_row, *row) for name, *row in MAXTEXT_ROWS}
     | {f"MT-NLG 530B, {gpus}": partial(mt_nlg_row, gpus, seconds) for gpus, seconds in MT_NLG_ROWS.items()}

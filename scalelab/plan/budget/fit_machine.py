@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
-from scalelab.parallel import rules
 from scalelab.plan.budget.shape import Shape, build_config
-from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.advice import advise_changes
-from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.memory.search import fastest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
 
@@ -62,32 +59,12 @@ def run_config(shape: Shape, tokens: float, devices: int, request: Request) -> "
 
 def choose_layout(config: "ConfigDict", machine: Machine, devices: int) -> tuple[dict[str, Any], float] | None:
     """(changes to the config, expected seconds of a step) of the fastest layout that fits; None where none does."""
+    efficiency = default_efficiency(machine)
     try:
-        static, refused = apply_mesh(config_lib.static(config_lib.resolve(config)), devices)
+        fit = fastest_fit(config_lib.resolve(config), {}, machine, devices, efficiency)
     except BadInput:
         return None
-    mesh = {
-        f"parallel.{axis}": size for axis, size in dataclasses.asdict(static.layout).items() if size != _default(axis)
-    }
-    options = [(dict(one.changes), one.step_s) for one in advise_changes(static, machine) if one.fits]
-    if not any("refuses" in note for note in refused) and _accepts(static) and step_memory(static, machine).fits:
-        options.append(({}, expected_s(static, machine, default_efficiency(machine))))
-    if not options:
-        return None
-    changes, step_s = min(options, key=lambda option: option[1])
-    return mesh | changes, step_s
-
-
-def _default(field: str) -> Any:
-    return getattr(config_lib.Layout(), field)
-
-
-def _accepts(static: config_lib.Static) -> bool:
-    try:
-        rules.check_layout(static, static.layout)
-    except BadInput:
-        return False
-    return True
+    return None if fit is None else (fit.changes, expected_s(fit.static, machine, efficiency))
 
 
 def try_count(shape: Shape, tokens: float, devices: int, request: Request) -> Count | None:
