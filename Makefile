@@ -96,7 +96,7 @@ tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where i
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves
 
-test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 healthy runs through scalelab diagnose; writes checks/results/
+test-diagnose: .venv/dev  ## twenty minutes of CPU: 68 planted faults and 34 healthy runs through scalelab diagnose; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.diagnose
 
 test-stability: .venv/dev  ## ten minutes: LRs at which wider runs diverge, forecast by scalelab plan --stability and then run; again: what is missing; writes checks/results/

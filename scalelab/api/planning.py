@@ -25,6 +25,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
+from scalelab.plan.sweep.against import compare_plans, parse_against
 from scalelab.plan.whole import RESTART_S, Plan
 from scalelab.plan.whole import plan as plan_run
 
@@ -88,8 +89,6 @@ def plan_against(
     `against`: another config, keys as `precision.name=bf16`, or both, with commas; `hardware`, `devices` and `price`
     are keys too. All that it does not change is the first plan's.
     """
-    from scalelab.plan.sweep.against import compare_plans, parse_against
-
     check_value("against", against, instance("a text such as 'precision.name=bf16'", str))
     other, own, changes = parse_against(against)
     first_config = load_config(config, overrides)

@@ -122,7 +122,7 @@ CHIPS = {
 
 
 # Bytes/s to the host's memory, one direction: PCIe of 16 lanes, less its encoding (128b/130b of 32, 16 and 8 GT/s; the
-# generation by the chip's datasheet). Of TPUs nothing is published, and a CPU's memory is the host's.
+# generation by the chip's datasheet). Of TPUs and Trainium nothing is published, and a CPU's memory is the host's.
 # Grace's is NVLink-C2C, 900 GB/s both ways.
 PCIE = {
     "GB200 GB300 GH200": 450.0e9, "B200 B300 H200 H100 H800 H20 5090 MI300X MI325X MI355X": 63.0e9,

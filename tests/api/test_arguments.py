@@ -38,6 +38,7 @@ RIGHT = {
     **dict.fromkeys(("trials", "rounds", "confirm", "short"), ("number",)),
     **dict.fromkeys(("name", "out", "download"), ("text",)),
     "prompt": ("text",), "workdir": ("text",), "lr_factor": ("number", "half"), "port": ("number",),
+    "wider": ("number",),
     **dict.fromkeys(("processes", "process_id", "max_parallel"), ("number",)),
     **dict.fromkeys(("where", "finished", "allow_change", "trust", "best_of", "per"), ("text",)),
 }  # fmt: skip

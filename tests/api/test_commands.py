@@ -45,6 +45,7 @@ CHOOSES = {
     ("diagnose", "batch"): "show_batch",
     ("export", "format"): "export_hf", ("import", "format"): "import_hf", ("replay", "plot"): "draw_replay",
     ("runs", "by"): "answer", ("watch", "score"): "score_forecasts",
+    ("plan", "stability"): "forecast_stability",
     ("plan", "calibrate"): "calibrate", ("plan", "measure"): "measure", ("plan", "single_gpu"): "single_gpu",
     ("sweep", "cancel"): "cancel_sweep", ("sweep", "follow"): "follow", ("sweep", "serve"): "serve",
     ("sweep", "status"): "sweep_status",

@@ -65,7 +65,8 @@ def test_the_planner_moves_them_out():
     assert host_bytes(host) == size and here.components["optimizer"] - there.components["optimizer"] == size
     assert here.total > there.total and "host's memory" in there.notes[-1]
     assert moments_s(host, h100) == pytest.approx(2 * size / 63e9) and moments_s(layered, h100) == 0
-    assert {chip.name for chip in CHIPS.values() if host_bytes_per_s(chip) is None and "TPU" not in chip.name} == set()
+    unknown = {chip.name for chip in CHIPS.values() if host_bytes_per_s(chip) is None and "TPU" not in chip.name}
+    assert unknown == {"Trainium2"}  # nothing is published of its link to the host
 
 
 def test_what_has_no_place_is_refused(monkeypatch):
