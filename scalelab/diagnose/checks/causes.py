@@ -169,6 +169,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "bit_flip": (*BLOW_UP, "lr_too_high"),
     "measures_disagree": ("moments_poisoned",),
     "near_duplicates": ("val_in_train",),
+    "val_in_train": ("val_of_another_kind",),
     "not_shuffled": ("other_rows",),
     **{cause: (*OTHER_STEPS, *BLOW_UP, "lr_too_high") for cause in CAUSES if cause.startswith("code_")},
     "tokens_lost": ("code_targets", "code_loss", *OTHER_STEPS),
