@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         plan,
         plan_against,
         plan_budget,
+        plan_counts,
         plan_on_machine,
         plan_sweep,
         single_gpu,
@@ -93,7 +94,7 @@ NAMES = {  # the functions and records of each file
     "laws.fits": "best_settings fit fit_groups load_law read_table",
     "laws.ladder": "AccuracyStudy fit_accuracy",
     "laws.sides": "JudgedTable judge_table",
-    "planning": "calibrate measure plan plan_against plan_budget plan_on_machine plan_sweep single_gpu",
+    "planning": "calibrate measure plan plan_against plan_budget plan_counts plan_on_machine plan_sweep single_gpu",
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),

@@ -26,7 +26,7 @@ from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep.against import compare_plans, parse_against
-from scalelab.plan.whole import RESTART_S, Plan
+from scalelab.plan.whole import RESTART_S, Alternative, Plan
 from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
@@ -90,13 +90,18 @@ def plan_against(
     are keys too. All that it does not change is the first plan's.
     """
     check_value("against", against, instance("a text such as 'precision.name=bf16'", str))
-    other, own, changes = parse_against(against)
+    other, second_keys, changes = parse_against(against)
+    if efficiency is not None and "hardware" in second_keys:
+        raise BadInput(
+            f"--against=hardware={second_keys['hardware']} with --calibrate: what was measured holds for one machine; "
+            "nearest: leave --calibrate out"
+        )
     first_config = load_config(config, overrides)
     second_config = load_config(
         config if other is None else other, add_overrides(CommandLine(overrides or {}), changes)
     )
     options: dict[str, Any] = {"hardware": hardware, "devices": devices, "price": price_per_hour}
-    second_options = options | own
+    second_options = options | second_keys
     plans = []
     for run, chosen in ((first_config, options), (second_config, second_options)):
         count, price = (None if chosen[key] is None else _number(key, chosen[key]) for key in ("devices", "price"))
@@ -108,6 +113,22 @@ def plan_against(
         )  # fmt: skip
     leaves = [config_lib.leaves(run) for run in (first_config, second_config)]
     return compare_plans(plans[0], plans[1], *leaves)
+
+
+@check_arguments(low=whole(1), high=whole(1), price_per_hour=optional(POSITIVE))
+def plan_counts(
+    config: Config, hardware: Hardware, low: int, high: int, overrides: Overrides | None = None, *,
+    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
+) -> dict[int, Alternative | None]:  # fmt: skip
+    """Plan a run on `low`, 2 `low`, 4 `low` … devices up to `high` (`scalelab plan --config --devices=LOW..HIGH`).
+
+    {devices: the fastest plan that fits, None: none does}; the mesh of the config is not kept.
+    """
+    from scalelab.plan.sweep import counts
+
+    run_config, machine = load_config(config, overrides), _machine(hardware)
+    refuse_missing_unit(run_config.precision.name, machine)
+    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour)
 
 
 def _number(key: str, value: Any) -> float:

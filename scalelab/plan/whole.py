@@ -201,8 +201,7 @@ def plan(
     `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
     the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
     served at once and their tokens (0: model.seq_len). `search`: for advice and, where this can't run, for the nearest
-    plan that does. Nothing is allocated. BadInput where a part of the plan raises
-    it.
+    plan that does. Nothing is allocated. BadInput where a part of the plan raises it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))

@@ -38,7 +38,7 @@ RIGHT = {
     **dict.fromkeys(("trials", "rounds", "confirm", "short"), ("number",)),
     **dict.fromkeys(("name", "out", "download"), ("text",)),
     "prompt": ("text",), "workdir": ("text",), "lr_factor": ("number", "half"), "port": ("number",),
-    "wider": ("number",),
+    **dict.fromkeys(("wider", "low", "high"), ("number",)),
     **dict.fromkeys(("processes", "process_id", "max_parallel"), ("number",)),
     **dict.fromkeys(("where", "finished", "allow_change", "trust", "best_of", "per"), ("text",)),
 }  # fmt: skip
@@ -67,6 +67,7 @@ def functions(folder):
         "single_gpu": (api.single_gpu, {"config": config}), "measure": (api.measure, {"config": config, "plan": None}),
         "plan_budget": (api.plan_budget, {"flops": 1e20, "tokens": 1e9}),
         "plan_against": (api.plan_against, {"config": config, "against": "seven=7"}),
+        "plan_counts": (api.plan_counts, {"config": config, "hardware": "seven", "low": 1, "high": 2}),
         "plan_on_machine": (api.plan_on_machine, {"hardware": "seven", "flops": 1e20}),
         "plan_sweep": (api.plan_sweep, {"sweep": config}),
         "evaluate": (api.evaluate, {"run": run}), "sample_run": (api.sample, {"run": run}),

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -148,15 +148,3 @@ def _thinned(rows: list[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     return [row for group in groups.values() for row in group[:: -(-len(group) // MOST_ROWS)]]
-
-
-def summarize_left_out(errors: dict[str, float], rows: list[Row]) -> list[dict[str, Any]]:
-    """Mean absolute error by system, each left out of calibration."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row.group[0], []).append(errors[row.name])
-    return [
-        {"system": system, "rows": len(group), "median": float(np.median(group)),
-         "mean_absolute": float(np.mean(np.abs(group)))}
-        for system, group in sorted(groups.items())
-    ]  # fmt: skip

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scalelab import api
+from scalelab.commands.plan.options import RUN_OPTIONS
 from scalelab.commands.plan.verdict_text import (
     DAY_S,
     GIB,
@@ -16,16 +18,17 @@ from scalelab.commands.plan.verdict_text import (
 )
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.sweep.counts import plan_counts
+from scalelab.plan.sweep.counts import pick_count
 
 
 def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]:
     """Plan one config on several numbers of devices, as JSON; printed unless JSON goes to standard output."""
     low, high = parse_range(options.devices)
-    if given := [name for name in ("mesh", "compile", "measure", "single_gpu") if getattr(options, name)]:
+    if given := [name for name in RUN_OPTIONS if getattr(options, name) not in (None, False)]:
         raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: --devices={low}")
-    plans = plan_counts(config, load_machine(options.hardware), low, high, efficiency, options.price)
+    plans = api.plan_counts(
+        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price
+    )  # fmt: skip
 
     def command(devices: int, changes: Mapping[str, Any]) -> str:
         return command_line(argparse.Namespace(**vars(options) | {"devices": devices}), changes)
@@ -33,7 +36,7 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
     if options.json != "-":
         print("\n".join(describe_counts(plans, command)))
     fitting = {devices: option for devices, option in plans.items() if option}
-    chosen = pick(fitting) if fitting else None
+    chosen = pick_count(fitting) if fitting else None
     counts = [{"devices": devices} | (option.to_json() if option else {}) for devices, option in plans.items()]
     return {"fits_from_devices": min(fitting, default=None), "pick": chosen, "counts": counts}
 
@@ -47,14 +50,14 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def describe_counts(plans: Mapping[int, Any], command: Callable[[int, Any], str]) -> list[str]:
-    """Format the plans of several counts; `pick` says which one is meant.
+    """Format the plans of several counts; `pick_count` says which one is meant.
 
     `command`: a command line from a count and changed config keys.
     """
     fitting = {devices: option for devices, option in plans.items() if option}
     if not fitting:
         return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
-    devices = pick(fitting)
+    devices = pick_count(fitting)
     meant = fitting[devices].plan
     slowest = max(option.plan.training.days for option in fitting.values())
     name, unit = time_unit(slowest * DAY_S)
@@ -70,12 +73,6 @@ def describe_counts(plans: Mapping[int, Any], command: Callable[[int, Any], str]
     for count, option in plans.items():
         text.append(_row(count, option.plan, unit) if option else f"{count:>8,}  does not fit")
     return text
-
-
-def pick(fitting: Mapping[int, Any]) -> int:
-    """The most devices within 5 % of the fewest device hours."""
-    hours = {devices: option.plan.training.device_hours for devices, option in fitting.items()}
-    return max(devices for devices, spent in hours.items() if spent <= 1.05 * min(hours.values()))
 
 
 def _row(devices: int, plan: Any, unit: float) -> str:

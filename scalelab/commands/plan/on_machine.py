@@ -1,36 +1,18 @@
-"""`scalelab plan` of a budget on a machine, and of two configs side by side: options and calls of the api."""
+"""`scalelab plan` of a budget on a machine, and of two configs side by side: calls of the api."""
 
 from typing import Any
 
 from scalelab import api
 from scalelab import config as config_lib
-from scalelab.cli.parser import Parser, bounded_above_zero, count_above_zero
+from scalelab.commands.plan.options import RUN_OPTIONS
 from scalelab.config import CommandLine
 from scalelab.errors import BadInput
 
 
-def add_options(parser: Parser) -> None:
-    """Add --budget, --days and --against."""
-    parser.add_argument(
-        "--budget",
-        type=dollars_above_zero,
-        metavar="$M",
-        help="money to spend on --hardware=KIND:PRICE, e.g. '$2M' or 50k",
-    )
-    parser.add_argument(
-        "--days", type=bounded_above_zero, metavar="X", help="days that a budget's run may take (default: 30)"
-    )
-    parser.add_argument(
-        "--against",
-        metavar="CONFIG_OR_KEY=VALUE,…",
-        help="with --config: also plan this, and print both side by side",
-    )
-
-
 def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[str, Any]:
     """Plan a config and a changed one; print both unless JSON goes to standard output."""
-    for name in ("compile", "measure", "single_gpu"):
-        if getattr(options, name):
+    for name in sorted(set(RUN_OPTIONS) - {"mesh", "against"}):
+        if getattr(options, name) not in (None, False):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --against; leave one of them out")
     comparison = api.plan_against(
         options.config, options.against, options.hardware, options.devices, options.mesh, overrides,
@@ -41,11 +23,6 @@ def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[
 
         print("\n".join(against_text.describe_comparison(comparison)))
     return comparison.to_json()
-
-
-def dollars_above_zero(text: str) -> float:
-    """argparse type of --budget: a `count_above_zero` that may begin with a currency's sign, as in $2M."""
-    return count_above_zero(text.strip().lstrip("$€£¥"))
 
 
 def plan_on_machine(options: Any, overrides: CommandLine) -> dict[str, Any]:

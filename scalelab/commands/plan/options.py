@@ -3,9 +3,24 @@
 import argparse
 
 from scalelab.cli.parser import Parser, add_trust_option, bounded_above_zero, config_path, count_above_zero
-from scalelab.commands.plan import on_machine, stability
+from scalelab.commands.plan import stability
 from scalelab.plan.machine.machine import KNOWN_MACHINES
 
+# Of one run, as it is planned on one number of devices.
+RUN_OPTIONS = (
+    "against",
+    "mesh",
+    "compile",
+    "measure",
+    "single_gpu",
+    "why",
+    "critical_batch",
+    "mtbf_hours",
+    "restart_minutes",
+    "write_gb_per_s",
+    "serve_batch",
+    "serve_context",
+)
 LARGEST_COUNT = 10**15  # limit of every count: far above any plan, and exact as a float
 RENAMED = {"--batch": "--serve-batch", "--context": "--serve-context"}
 
@@ -65,7 +80,7 @@ def make_parser(text: str | None) -> Parser:
     add("--params", type=count_above_zero, metavar="N", help="parameters")
     add("--target-loss", type=bounded_above_zero, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=bounded_above_zero, metavar="H", help="device-hours to spend, with --hardware and --mfu")
-    on_machine.add_options(parser)
+    _add_budget_options(parser)
     add(
         "--mfu",
         type=bounded_above_zero,
@@ -99,3 +114,26 @@ def _count(text: str) -> int:
 def _devices(text: str) -> int | str:
     """A count, or a range as it is written."""
     return text if ".." in text else _count(text)
+
+
+def _add_budget_options(parser: Parser) -> None:
+    """Add --budget, --days and --against."""
+    parser.add_argument(
+        "--budget",
+        type=dollars_above_zero,
+        metavar="$M",
+        help="money to spend on --hardware=KIND:PRICE, e.g. '$2M' or 50k",
+    )
+    parser.add_argument(
+        "--days", type=bounded_above_zero, metavar="X", help="days that a budget's run may take (default: 30)"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="CONFIG_OR_KEY=VALUE,…",
+        help="with --config: also plan this, and print both side by side",
+    )
+
+
+def dollars_above_zero(text: str) -> float:
+    """argparse type of --budget: a `count_above_zero` that may begin with a currency's sign, as in $2M."""
+    return count_above_zero(text.strip().lstrip("$€£¥"))

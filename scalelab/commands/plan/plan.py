@@ -43,24 +43,10 @@ from scalelab import config as config_lib
 from scalelab.api.defaults import BUDGET_INPUTS
 from scalelab.cli.parser import emit_json
 from scalelab.commands.plan import on_machine, stability
-from scalelab.commands.plan.options import make_parser
+from scalelab.commands.plan.options import RUN_OPTIONS, make_parser
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 
-RUN_OPTIONS = (
-    "against",
-    "mesh",
-    "compile",
-    "measure",
-    "single_gpu",
-    "why",
-    "critical_batch",
-    "mtbf_hours",
-    "restart_minutes",
-    "write_gb_per_s",
-    "serve_batch",
-    "serve_context",
-)
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--config": (*BUDGET_OPTIONS, "law", "noise", "days"),

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from scalelab import api
+from scalelab.api.work.stability import WIDER
 from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import CommandLine
@@ -23,7 +24,7 @@ def add_options(parser: Parser) -> None:
 
 def forecast(options: Any, overrides: CommandLine, given: Collection[str], rest: Sequence[str] = ()) -> int:
     """Say what would be trained and its cost, train it if there is a folder, and print the forecast first."""
-    wider = 2 if options.wider is None else options.wider
+    wider = WIDER if options.wider is None else options.wider
     if not options.stability:
         name = "--wider" if options.workdir is None else "--workdir"
         raise BadInput(f"{name} goes with --stability; `scalelab plan --help` shows what it goes with")

@@ -8,6 +8,10 @@ from typing import Any
 from scalelab.parallel import mesh
 
 GIB = 2**30
+KEPT_OPTIONS = (  # of the command line that is printed to be pasted; what it prints further stays a choice
+    "config", "hardware", "devices", "price", "calibrate", "critical_batch", "mtbf_hours", "restart_minutes",
+    "write_gb_per_s", "serve_batch", "serve_context",
+)  # fmt: skip
 DAY_S = 86_400.0
 TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
@@ -114,8 +118,9 @@ def option_texts(changes: Mapping[str, Any]) -> list[str]:
 def command_line(options: Any, changes: Mapping[str, Any]) -> str:
     """The command that plans the config with these keys changed, on the mesh that they name."""
     given = {key: value for key, value in options.overrides.items() if key not in changes}
-    values = {name: getattr(options, name) for name in ("config", "hardware", "devices", "price")}
-    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    values = {name: getattr(options, name) for name in KEPT_OPTIONS}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    words += [f"--trust={code}" for code in options.trust or ()]
     words += [*option_texts(given), *option_texts(changes)]
     return shlex.join(["scalelab", "plan", *words])
 

@@ -1,9 +1,9 @@
-"""Measured: on a GPU a product comes in the activations' format where it was going to be rounded to it, not in fp32.
+"""Only compiled programs speak for this: on a GPU a product comes in the activations' format, not in fp32 first.
 
 cuBLAS and Triton sum in fp32 and round once. XLA does not fold a later conversion into a cuBLAS call: the result is
-written in fp32 and read again, a pass of its own. In a profiled step of a Llama of 1B on an H100 (2026-11-27,
-checks/results/gpu.md) those of two of a block's products alone took 13 of 532 ms. fp8's scales are powers of two, so
-the numbers are equal though they come after the rounding (checks/results/fp8_products.md).
+written in fp32 and read again, a pass of its own. In a profiled step of a Llama of 1B on an H100 those of two of a
+block's products took 13 of 532 ms (2026-11-27, checks/results/gpu.md); what a step gains was not timed. fp8's scales
+are powers of two, so the numbers are equal though they come after the rounding (checks/results/fp8_products.md).
 Off: SCALELAB_TACTICS_OFF=narrow_result.
 """
 

@@ -8,7 +8,7 @@ from scalelab.config import CommandLine
 from scalelab.errors import BadInput
 from scalelab.plan.whole import Plan
 
-OWN_KEYS = ("hardware", "devices", "price")  # of a plan, beside those of its config
+PLAN_KEYS = ("hardware", "devices", "price")  # of a plan, beside those of its config
 GIB = 2**30
 STATE = ("parameters", "master", "copies", "gradients", "optimizer", "average")
 
@@ -47,21 +47,21 @@ class PlanComparison:
 
 
 def parse_against(text: str) -> tuple[str | None, dict[str, str], CommandLine]:
-    """(another config or None, {key of OWN_KEYS: value}, overrides) of `CONFIG_OR_KEY=VALUE,…`."""
-    config, own, overrides = None, {}, {}
+    """(another config or None, {key of PLAN_KEYS: value}, overrides) of `CONFIG_OR_KEY=VALUE,…`."""
+    config, plan_options, overrides = None, {}, {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals and config is not None:
             raise BadInput(f"--against={text}: {config} and {part} are two configs; nearest: --against={config}")
         if not equals:
             config = part
-        elif key in OWN_KEYS:
-            own[key] = value
+        elif key in PLAN_KEYS:
+            plan_options[key] = value
         else:
             overrides[key.removeprefix("config.")] = value
-    if not (config or own or overrides):
+    if not (config or plan_options or overrides):
         raise BadInput(f"--against={text!r} changes nothing; e.g. --against=precision.name=bf16 or --against=llama3_8b")
-    return config, own, CommandLine(overrides)
+    return config, plan_options, CommandLine(overrides)
 
 
 def compare_plans(first: Plan, second: Plan, keys: Mapping[str, Any], others: Mapping[str, Any]) -> PlanComparison:

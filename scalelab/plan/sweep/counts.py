@@ -1,5 +1,7 @@
 """One config on several numbers of devices, on the fastest layout that fits each: how many are needed."""
 
+from collections.abc import Mapping
+
 from ml_collections import ConfigDict
 
 from scalelab.errors import BadInput
@@ -10,6 +12,7 @@ from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.whole import Alternative, plan
 
 MOST_COUNTS = 16
+WITHIN = 1.05  # times the fewest device hours, within which more devices are worth it
 
 
 def plan_counts(
@@ -41,3 +44,9 @@ def plan_counts(
         )  # fmt: skip
         plans[devices] = Alternative(option.changes, option.alters, best)
     return plans
+
+
+def pick_count(fitting: Mapping[int, Alternative]) -> int:
+    """The most devices within 5 % of the fewest device hours."""
+    hours = {devices: option.plan.training.device_hours for devices, option in fitting.items()}
+    return max(devices for devices, spent in hours.items() if spent <= WITHIN * min(hours.values()))

@@ -6,6 +6,9 @@ import pytest
 
 import scalelab.api
 from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.step.efficiency import default_efficiency
 
 TINY = ["--config=configs/tiny.py", "--hardware=h100", "--devices=2", "--price=2"]
 
@@ -57,6 +60,8 @@ def test_what_cannot_run_has_no_time(capsys):
         (["--against=devices=2.5"], "devices=2.5 is not a number above 0"),
         (["--against=hardware=h10"], "known: "),
         (["--against=model.n_layers=4", "--measure"], "--measure has no effect with --against"),
+        (["--against=model.n_layers=4", "--critical-batch=1M"], "--critical-batch has no effect with --against"),
+        (["--against=model.n_layers=4", "--why"], "--why has no effect with --against"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(capsys, argv, message):
@@ -65,3 +70,9 @@ def test_mistakes_are_one_line_and_exit_2(capsys, argv, message):
     assert main(["plan", *TINY, *argv]) == 2
     line = capsys.readouterr().err
     assert message in line and len(line.strip().splitlines()) == 1
+
+
+def test_what_was_measured_on_one_machine_is_not_taken_for_another():
+    shares = default_efficiency(load_machine("h100"))
+    with pytest.raises(BadInput, match="hardware=a100 with --calibrate: what was measured holds for one machine"):
+        scalelab.api.plan_against("tiny", "hardware=a100", "h100", 2, efficiency=shares)

@@ -229,6 +229,27 @@ def test_a_range_of_devices_says_from_how_many_on_it_fits(tmp_path, capsys):
     assert again["verdict"]["fits"] and again["verdict"]["days"] == result["counts"][-1]["days"]
 
 
+@pytest.mark.parametrize("option", ["--against=model.n_layers=4", "--why", "--serve-batch=2", "--mtbf-hours=9"])
+def test_a_range_of_devices_refuses_what_is_of_one_plan(option, capsys):
+    assert main(["plan", *LARGE, "--hardware=h100:2", "--devices=1..4", option]) == 2
+    assert f"{option.split('=')[0]} is for one number of devices; nearest: --devices=1" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_range_takes_a_price_with_its_machine_and_refuses_a_missing_unit(capsys):
+    result = answer(capsys, *LARGE, "--hardware=h100:2", "--devices=8..8")
+    assert result["counts"][0]["cost"] == pytest.approx(2 * result["counts"][0]["device_hours"])
+    assert main(["plan", *LARGE, "--hardware=a100", "--devices=8..8", "--config.precision.name=fp8"]) == 2
+    assert "has no fp8 unit" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_printed_command_keeps_what_was_asked(capsys):
+    options = ["--critical-batch=1000000.0", "--mtbf-hours=9.0", "--serve-batch=2", "--price=2.0"]
+    line = in_lines(capsys, *LARGE, "--hardware=h100", "--devices=8", *options)[3]
+    assert "scalelab plan" in line and all(option in line for option in options)
+
+
 @pytest.mark.full
 def test_405_billion_parameters_say_that_the_warm_up_of_the_batch_pins_them(capsys):
     argv = ["--config=configs/recipes/llama3_405b.py", "--hardware=h100", "--devices=16384"]
