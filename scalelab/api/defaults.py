@@ -7,3 +7,4 @@ GRID_OPTION = "--grid-columns"
 HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows by default
 NOISE_BATCHES = 16
 TWIN_STEPS, TWIN_WIDTH = 500, 64
+WIDER = 2  # times the width, of a stability forecast

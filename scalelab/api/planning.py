@@ -25,6 +25,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
+from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against
 from scalelab.plan.whole import RESTART_S, Alternative, Plan
 from scalelab.plan.whole import plan as plan_run
@@ -124,8 +125,6 @@ def plan_counts(
 
     {devices: the fastest plan that fits, None: none does}; the mesh of the config is not kept.
     """
-    from scalelab.plan.sweep import counts
-
     run_config, machine = load_config(config, overrides), _machine(hardware)
     refuse_missing_unit(run_config.precision.name, machine)
     return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour)

@@ -4,6 +4,7 @@ import pathlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab.api.arguments import ANYTHING, FOLDER, Facts, check_arguments, whole
+from scalelab.api.defaults import WIDER
 from scalelab.api.door import (
     Config,
     Display,
@@ -27,7 +28,6 @@ from scalelab.sweep.scaling.stability import Ladder
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-WIDER = 2
 COMPILE_S = 10.0  # of a width's program, on two CPU cores at work (configs/tiny.py)
 
 

@@ -1,12 +1,10 @@
 """`scalelab plan` of a budget on a machine as text: the answer in four lines, counts that were tried, grounds."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.commands.plan.text import describe_memory_fit, format_duration
-from scalelab.commands.plan.verdict_text import DAY_S
-from scalelab.parallel import mesh
+from scalelab.commands.plan.text import describe_memory_fit
+from scalelab.commands.plan.verdict_text import DAY_S, describe_setup, format_range
 
 
 def describe_answers(answers: Sequence[Any]) -> list[str]:
@@ -28,14 +26,11 @@ def describe_answers(answers: Sequence[Any]) -> list[str]:
 
 def _verdict(answer: Any) -> list[str]:
     plan, shape, t = answer.plan, answer.shape, answer.plan.time
-    batch = plan.batch
     return [
         _one_line(answer),
         f"model: {answer.n:.4g} parameters x {answer.d:.4g} tokens, d_model={shape.d_model} n_layers={shape.n_layers} "
         f"n_heads={shape.n_heads} vocab_size={shape.vocab_size} seq_len={shape.seq_len}; {shape.rule}",
-        f"layout: {mesh.describe_mesh(dataclasses.asdict(plan.layout))}, remat {plan.flops.remat}, "
-        f"{batch.rows_per_device:g} sequences a device x {batch.accumulate} accumulated; step "
-        f"{format_duration(t.total_s)} ({format_duration(t.low_s)} to {format_duration(t.high_s)}), MFU {t.mfu:.1%} "
+        f"{describe_setup(plan)}; step {format_range(t.total_s, t.low_s, t.high_s)}, MFU {t.mfu:.1%} "
         f"({t.mfu_low:.1%} to {t.mfu_high:.1%}), {describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)}",
         _loss(answer),
     ]
@@ -45,11 +40,9 @@ def _one_line(answer: Any) -> str:
     """Format machine, days, device-hours and cost."""
     run = answer.plan.training
     cost = "" if run.cost is None else f", cost {_money(run.cost)} ({_money(run.cost_low)} to {_money(run.cost_high)})"
-    return (
-        f"{answer.plan.devices:,} x {answer.plan.machine.chip.name}: {format_duration(run.days * DAY_S)} "
-        f"({format_duration(run.days_low * DAY_S)} to {format_duration(run.days_high * DAY_S)}), "
-        f"{run.device_hours:,.0f} device-hours{cost}"
-    )
+    days = format_range(run.days * DAY_S, run.days_low * DAY_S, run.days_high * DAY_S)
+    machine = f"{answer.plan.devices:,} x {answer.plan.machine.chip.name}"
+    return f"{machine}: {days}, {run.device_hours:,.0f} device-hours{cost}"
 
 
 def _money(amount: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from scalelab import api
-from scalelab.api.work.stability import WIDER
+from scalelab.api.defaults import WIDER
 from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import CommandLine

@@ -56,7 +56,7 @@ def test_the_first_four_lines_are_the_answer_and_the_command_plans_it_again(caps
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("512 x H100 SXM: ") and "device-hours" in lines[0]
     assert lines[1].startswith("model: 8.03e+09 parameters x 1.5e+13 tokens") and "aspect128" in lines[1]
-    assert lines[2].startswith("layout: ") and "MFU" in lines[2] and "fits" in lines[2]
+    assert lines[2].startswith("plan: ") and "MFU" in lines[2] and "fits" in lines[2]
     assert lines[3].startswith("expected loss 2.0214 ") and "90%" in lines[3] and not lines[4]
     (command,) = (line.split(": ", 1)[1] for line in lines if line.startswith("again"))
     again = answer(capsys, *shlex.split(command)[2:])
