@@ -210,6 +210,8 @@ def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Fin
     if _is_lr_far(evidence) and decay <= usual:
         return []  # it is the LR that replaces them
     over, better = 2 * turnovers * DECAY_TIME, decay * GOOD_TURNOVERS / max(turnovers, TINY)
+    if usual and better >= FAR_FACTOR * usual:
+        better = usual  # this very check may call a value so far above the optimizer's own wrong
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
     fall = float(params.values.min() / max(params.values[0], TINY))
     if usual and decay >= FAR_FACTOR * usual and fall < SHRUNK:
