@@ -39,7 +39,9 @@ def _check_numbers(model: "ConfigDict") -> None:
             "experts had equally many; nearest: 1 (or 0: none is dropped)"
         )
     if model.bias:
-        raise BadInput(f"model.bias=True with model.n_experts={model.n_experts}: experts have no biases; nearest: False")
+        raise BadInput(
+            f"model.bias=True with model.n_experts={model.n_experts}: experts have no biases; nearest: False"
+        )
 
 
 def _check_router(model: "ConfigDict") -> None:
