@@ -59,6 +59,10 @@ class ModelShape:
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
+    d_kv_latent: int = 0
+    d_q_latent: int = 0
+    d_head_rope: int = 64
+    d_head_value: int = 0
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
@@ -66,6 +70,21 @@ class ModelShape:
         return dataclasses.replace(
             self, remat="none", attention="plain", sequence_parallel=False, sums="compute", parts=0
         )
+
+    @property
+    def d_key(self) -> int:
+        """Numbers of a head's query that are multiplied with as many of a key: with a latent those of both parts."""
+        return self.d_head + (self.d_head_rope if self.d_kv_latent else 0)
+
+    @property
+    def d_value(self) -> int:
+        """Numbers of a head's value."""
+        return self.d_head_value if self.d_kv_latent else self.d_head
+
+    @property
+    def d_rotated(self) -> int:
+        """Numbers of a head's query and key that RoPE rotates."""
+        return self.d_head_rope if self.d_kv_latent else self.d_head
 
     @property
     def width_ratio(self) -> float:

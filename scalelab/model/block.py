@@ -14,8 +14,8 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.latent import attention_kind
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, Variable
 from scalelab.model.layers import (
@@ -78,7 +78,7 @@ class Block(nn.Module):
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(policy.compute))
         out = residual_axes(s.sequence_parallel)
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, projection_init(s), name="mlp")
-        attention, times = Attention(s, policy, name="attention"), branch_multiplier(s)
+        attention, times = attention_kind(s)(s, policy, name="attention"), branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
