@@ -88,9 +88,7 @@ class Attention(nn.Module):
         scoring = Scoring(placed.scale, mask_info, s.window, placed.relative)
         self.observe_logits(placed.q_BSNH, placed.k_BSKH, scoring, due)
         kernel = choose_kernel(s, array_dtype(self.policy.compute), packed is not None)
-        return compute_attention(
-            placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, program_kernel(kernel, s.attention)
-        )
+        return compute_attention(placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, program_kernel(kernel, s.attention))
 
     def leave_unplaced(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None

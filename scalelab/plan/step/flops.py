@@ -75,4 +75,6 @@ def _attention_flops(shape: ModelShape, causal: bool = False) -> float:
     length, near = shape.seq_len, min(shape.window or shape.seq_len, shape.seq_len)
     everywhere, within = (length / 2, near - near**2 / (2 * length)) if causal else (length, near)
     local = count_local_layers(shape)
-    return 12.0 * shape.n_heads * shape.d_head * ((shape.n_layers - local) * everywhere + local * within)
+    return (
+        6.0 * shape.n_heads * (shape.d_key + shape.d_value) * ((shape.n_layers - local) * everywhere + local * within)
+    )
