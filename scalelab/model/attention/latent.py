@@ -75,9 +75,8 @@ class LatentAttention(Attention):
 
     def expand(self, name: str, latent_BSC: jax.Array, width: int) -> jax.Array:
         """A latent -> [B, S, N, width]."""
-        return self.by_head(
-            name, share_among_products(latent_BSC, self.policy), ("latent", latent_BSC.shape[-1]), width
-        )
+        axis = "latent", latent_BSC.shape[-1]
+        return self.by_head(name, share_among_products(latent_BSC, self.policy), axis, width)
 
     def by_head(self, name: str, x: jax.Array | GatheredSequence, axis: tuple[str, int], width: int) -> jax.Array:
         """[B, S, axis] -> [B, S, N, width]."""
