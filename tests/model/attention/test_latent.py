@@ -174,7 +174,7 @@ def test_recomputed_blocks_have_the_same_gradients(remat):
 REFUSED = {
     "relative": ({"position": "relative"}, "model.position='relative' with model.d_kv_latent=16", "nearest: rope"),
     "qk_norm": ({"qk_norm": "true"}, "could not be absorbed", "nearest: False"),
-    "grouped": ({"n_kv_heads": 2}, "model.n_kv_heads=2 with model.d_kv_latent=16", "model.n_heads=4 heads", "nearest: 4"),
+    "grouped": ({"n_kv_heads": 2}, "model.n_kv_heads=2 with model.d_kv_latent=16", "model.n_heads=4 heads"),
     "odd": ({"d_head_rope": 7}, "model.d_head_rope=7 must be even", "nearest: 8"),
     "no latent": ({"d_kv_latent": 0, "d_q_latent": 8}, "model.d_q_latent=8 without model.d_kv_latent", "nearest"),
     "no value": ({"d_kv_latent": 0, "d_head_value": 8}, "model.d_head_value=8 without model.d_kv_latent", "=16"),
