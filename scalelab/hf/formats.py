@@ -29,12 +29,16 @@ IRRELEVANT_KEYS = (
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
     *("d_q_latent", "d_head_rope", "d_head_value"),  # without effect unless there is a d_kv_latent
+    # without effect unless there are experts
+    *("experts_per_token", "d_expert", "n_shared_experts", "router_scores", "router_renormalize", "router_scale"),
+    *("router_groups", "router_groups_per_token", "router_z_weight", "balance_rate", "balance_weight"),
+    *("balance_sequence_weight", "expert_capacity", "expert_products"),
 )
 
 # Options that no format can express.
 PLAIN_BLOCK = {
     "nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none",
-    "d_kv_latent": 0,
+    "d_kv_latent": 0, "n_experts": 0,
 }  # fmt: skip
 
 
