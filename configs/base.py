@@ -44,7 +44,7 @@ MODEL = {
     "rope_theta": key(10_000.0, "rope: base wavelength", unit="positions", range=POSITIVE, source="Su et al. 2021"),
     "rope_scaling": key("none", "how rope is stretched to longer sequences",
         source="linear: Chen et al. 2023; ntk: bloc97 2023; llama3: Llama 3.1; yarn: Peng et al. 2023",
-        choices="model/attention/rotary.py:ROPE_SCALINGS"),  # none linear ntk llama3 yarn
+        choices="model/attention/positions/rotary.py:ROPE_SCALINGS"),  # none linear ntk llama3 yarn
     "rope_factor": key(1.0, "rope_scaling: by how much positions are stretched", range=(1, 1e6),
         source="Llama 3.1: 8, from an original length of 8192"),
     "rope_original": key(8192, "llama3, yarn: sequence length before stretching", unit="tokens", range=COUNT),

@@ -243,6 +243,8 @@ WORDS = {
     "norm_place": "before after",
     "attention": "auto plain blockwise",
     "parametrization": "standard mup completep",
+    "router_scores": "softmax sigmoid",
+    "expert_products": "auto dense",
 }
 
 
