@@ -75,6 +75,7 @@ class ModelShape:
     d_q_latent: int = 0
     d_head_rope: int = 64
     d_head_value: int = 0
+    rope_mscale: float = 1.0
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
