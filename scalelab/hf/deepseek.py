@@ -2,7 +2,7 @@
 
 RoPE rotates neighbouring pairs there, (2i, 2i + 1), where ours rotates halves, (i, i + R/2): so the outs of queries and
 of the shared key that are rotated stand in another order. The latents' norms have an eps of 1e-6 whatever
-`rms_norm_eps` is (`DeepseekV3RMSNorm`'s default).
+`rms_norm_eps` is (DeepseekV3RMSNorm's default).
 """
 
 import dataclasses
