@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from scalelab.__main__ import main
+from scalelab.evaluate import sample
 from scalelab.model import decode, transformer
 from scalelab.model.attention import kernels
 from scalelab.model.attention.documents import document_segments
@@ -119,6 +121,21 @@ def test_values_of_another_width_than_keys(kernel, sight):
         np.testing.assert_allclose(a, b, atol=gradient_error(b))
 
 
+@pytest.mark.full
+def test_the_tpu_s_kernel_takes_keys_filled_up_to_its_lanes(monkeypatch):
+    """Keys of 24 numbers and values of 16, in lanes of 128, interpreted."""
+    interpreted = functools.partial(kernels.splash_attention, interpret=True)
+    monkeypatch.setitem(kernels.KERNELS, "splash", interpreted)
+    random = np.random.default_rng(0)
+    q, k, v, weights = (jnp.asarray(random.normal(size=(1, 128, 2, n)), jnp.float32) for n in (24, 24, 16, 16))
+    both = [
+        with_gradients(lambda *x, how=how: kernels.compute_attention(*x, Scoring(0.1), how), q, k, v, weights)
+        for how in ("plain", "splash")
+    ]
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+
+
 def test_kernels_of_one_width_take_values_and_keys_filled_up():
     """V3's heads: keys of 128 + 64, values of 128."""
     assert kernels.kernel_widths("cudnn", 192, 128) == (192, 192)
@@ -169,6 +186,26 @@ def test_recomputed_blocks_have_the_same_gradients(remat):
     params, ids = random_params(of, noise=0.05), tokens(of)
     (_, grads), (_, again) = (loss_and_grads(dataclasses.replace(of, remat=r), params, ids) for r in ("none", remat))
     assert distance(again, grads) < 1e-6
+
+
+@pytest.mark.full
+def test_a_run_s_likeliest_tokens_are_those_without_a_cache(tmp_path, capsys, monkeypatch):
+    """Trained with documents, windows and bf16 weights' fp32 masters; greedy, by `scalelab sample`."""
+    run, values = tmp_path / "run", {
+        "d_kv_latent": 16, "d_q_latent": 24, "d_head_rope": 4, "d_head_value": 12, "d_model": 32, "seq_len": 48,
+        "window": 16, "global_every": 2,
+    }  # fmt: skip
+    settings = [f"--config.model.{key}={value}" for key, value in values.items()]
+    settings += ["--config.train.steps=8", "--config.train.global_batch=4", "--config.data.documents=mask"]
+    assert main(["train", "--config=configs/tiny.py", f"--workdir={run}", *settings]) == 0
+    command = ["sample", str(run), "--prompt=def ", "--tokens=24", "--temperature=0", "--json"]
+    capsys.readouterr()
+    assert main(command) == 0
+    cached = json.loads(capsys.readouterr().out)["samples"]
+    monkeypatch.setattr(sample, "_program", lambda model, count, separator: sample._whole_program(
+        model, count, jnp.int32(separator)))  # fmt: skip
+    assert main(command) == 0
+    assert [each["ids"] for each in json.loads(capsys.readouterr().out)["samples"]] == [each["ids"] for each in cached]
 
 
 REFUSED = {
