@@ -253,11 +253,8 @@ def test_fsdp_splits_latents_and_is_refused_where_it_can_not():
     assert {name: list(part["w"]).index("fsdp") for name, part in specs.items() if "w" in part} == {
         "q_down": 1, "q_up": 1, "kv_down": 1, "kv_up": 1, "o": 3,
     }  # fmt: skip
-    split = dataclasses.replace(
-        config_lib.static(config_lib.resolve(base.get_config())),
-        model=dataclasses.replace(of, d_kv_latent=20),
-        global_batch=8,
-    )
+    tiny = config_lib.static(config_lib.resolve(base.get_config()))
+    split = dataclasses.replace(tiny, model=dataclasses.replace(of, d_kv_latent=20), global_batch=8)
     with pytest.raises(BadInput, match=r"model.d_kv_latent=20 is not divisible by parallel.fsdp=8.*nearest.*24"):
         rules.check_layout(split, Layout(fsdp=8))
 
