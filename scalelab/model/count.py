@@ -17,24 +17,36 @@ from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
-from scalelab.model.declare import named_leaves, with_variables
+from scalelab.model.declare import Declaration, named_leaves, with_variables
 from scalelab.model.stacks import Stack, count_local_layers, stacks
+
+EXPERTS = "experts"  # the axis of parameters of which each token uses some
 
 
 def count_parameters(shape: ModelShape) -> dict[str, int]:
     """Parameters by convention.
 
-    total: every scalar. non_embedding: without embedding, head and learned positions (Kaplan et al. 2020 exclude them).
-    kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
+    total: every scalar. active: those that a token uses, `experts_per_token` of the routed experts and all the rest, the
+    embedding included; without experts equal to total. The other conventions count every expert. non_embedding: without
+    embedding, head and learned positions (Kaplan et al. 2020 exclude them). kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
     chinchilla: Hoffmann et al. 2022, Table A9: embedding, matrices and biases; no gains, no position vectors.
     """
     leaves = jax.tree.leaves(transformer.parameter_declarations(shape))
     return {
         "total": sum(d.size for d in leaves),
+        "active": sum(count_active(shape, d) for d in leaves),
         "non_embedding": sum(d.size for d in leaves if not d.is_table),
         "kaplan": sum(d.size for d in leaves if d.is_hidden_matrix and d.role == "weight"),
         "chinchilla": sum(d.size for d in leaves if d.role in ("weight", "bias") or d.ins),
     }
+
+
+def count_active(shape: ModelShape, declaration: Declaration) -> int:
+    """Scalars of a parameter that one token uses: all, or the share of the experts to which it is sent."""
+    if EXPERTS not in declaration.stack:
+        return declaration.size
+    n_experts = declaration.shape[declaration.stack.index(EXPERTS)]
+    return declaration.size // n_experts * shape.experts_per_token
 
 
 def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
@@ -87,11 +99,11 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
 def flops_per_token(shape: ModelShape) -> dict[str, float]:
     """Training FLOPs a token by convention.
 
-    6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product in the jaxpr of
+    6N: six times the active parameters, which are all without experts. chinchilla: appendix F as listed, times three. exact: every matrix product in the jaxpr of
     the real forward and backward (look-ups, softmax and norms are not counted).
     """
     return {
-        "6N": 6.0 * count_parameters(shape)["total"],
+        "6N": 6.0 * count_parameters(shape)["active"],
         "chinchilla": 3.0 * sum(appendix_f_flops(shape).values()) / shape.seq_len,
         "exact": _jaxpr_flops(shape.plain, "none"),
     }

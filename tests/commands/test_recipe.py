@@ -26,7 +26,7 @@ def test_a_recipe_is_explained(capsys):
     assert main(["recipe", "deepseek_v3_dense", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert any("mixture of experts" in text for text in result["not_reproduced"])
-    assert result["flops"]["6N"] == 6 * result["parameters"]["total"] * result["tokens"]
+    assert result["flops"]["6N"] == 6 * result["params"]["active"] * result["tokens"]
     keys = [choice["key"] for choice in result["choices"]]
     assert "optim.peak_lr" in keys and "model.norm" not in keys  # the default
 
