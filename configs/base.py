@@ -56,10 +56,11 @@ MODEL = {
         range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
-    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn; "
+    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; experts: sequential with "
+        "experts in the place of the MLP; or your own as pkg.mod:fn; "
         'stacks of unequal layers, each with its depth: "sequential=1,parallel=5"',
         source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True, stacked=True,
-        choices="model/block.py:BLOCKS"),  # sequential parallel
+        choices="model/block.py:BLOCKS"),  # sequential parallel experts
     "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
         source="after: OLMo 2 (2024), sec. 2.1",
         choices="model/block.py:NORM_PLACES"),  # before after
@@ -88,6 +89,40 @@ MODEL = {
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
         choices="model/pieces.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
+    "n_experts": key(0, "experts in each block of the kind `experts` (model.block), in the place of its MLP; 0: none",
+        range=(0, 65_536), source="Shazeer et al. 2017"),
+    "experts_per_token": key(2, "experts that a token goes to", range=COUNT, source="GShard, Mixtral 8x7B: 2"),
+    "d_expert": key(derived(int), "width of an expert; None: d_ff", range=COUNT, source="DeepSeekMoE (2024), sec. 3.1"),
+    "n_shared_experts": key(0, "experts that every token goes to, as one MLP of so many widths d_expert",
+        range=(0, 65_536), source="DeepSeekMoE (2024), sec. 3.2"),
+    "router_scores": key("softmax", "scores of the experts, from the router's logits",
+        source="sigmoid: DeepSeek-V3 (2024), sec. 2.1.2",
+        choices="model/experts/router.py:SCORES"),  # softmax sigmoid
+    "router_renormalize": key(True, "whether the scores of a token's experts are divided by their sum",
+        source="Mixtral, Qwen3-MoE: yes; OLMoE: no"),
+    "router_scale": key(1.0, "factor on the sum of the routed experts", range=POSITIVE, source="DeepSeek-V3: 2.5"),
+    "router_groups": key(1, "groups of the experts, of which a token chooses the best first", range=COUNT,
+        source="DeepSeek-V3: 8"),
+    "router_groups_per_token": key(1, "groups from which a token's experts come, each judged by its two best",
+        range=COUNT, source="DeepSeek-V3: 4"),
+    "router_z_weight": key(0.0, "weight of the router's mean logsumexp^2", range=(0, 1e3), source="ST-MoE: 1e-3"),
+    "balance_rate": key(1e-3, "step of the bias that balances experts, by the sign of the load's error; 0: none",
+        unit="per step", range=(0, 1e3), source="Wang et al. 2024, arXiv 2408.15664"),
+    "balance_weight": key(0.0, "weight of the loss that balances experts, over the batch; 0: none", range=(0, 1e3),
+        source="Switch Transformer (2021), sec. 2.2: 1e-2; GShard"),
+    "balance_sequence_weight": key(0.0, "weight of the loss that balances experts within each sequence; 0: none",
+        range=(0, 1e3), source="DeepSeek-V3, sec. 2.1.2: 1e-4"),
+    "expert_capacity": key(0.0, "most tokens of an expert over their mean, at least 1; the others are dropped and "
+        "counted; 0: none is dropped", range=(0, 1e6), source="Switch Transformer: 1.25"),
+    "expert_products": setting("auto", "how tokens are multiplied with their experts; auto: by the chip",
+        choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | dense
+    "d_kv_latent": key(0, "latent attention: width of the vector from which keys and values come; 0: off",
+        range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1; 512"),
+    "d_q_latent": key(0, "latent attention: width of the vector from which queries come; 0: straight from the stream",
+        range=(0, 2**31 - 1), source="DeepSeek-V3: 1536"),
+    "d_head_rope": key(64, "latent attention: width of a head's part with rotation; d_head is the part without",
+        range=COUNT, source="DeepSeek-V2: 64"),
+    "d_head_value": key(derived(int), "latent attention: width of a head's values; None: d_head", range=COUNT),
     "attention": setting("auto", "attention kernel; auto: by chip and length; cudnn: NVIDIA; splash: TPU; in rings too",
         source="blockwise: Dao et al. 2022",
         choices="model/attention/kernels.py:CHOOSERS+KERNELS"),  # auto | plain blockwise cudnn splash xla

@@ -82,6 +82,10 @@ def _derive_model_sizes(model: "ConfigDict") -> None:
     if model.d_ff is None:
         gated_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
         model.d_ff = gated_width if model.mlp in key_records()["model.mlp"].choices_in("GATED") else 4 * model.d_model
+    if model.d_expert is None:
+        model.d_expert = model.d_ff
+    if model.d_head_value is None:
+        model.d_head_value = model.d_head
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:

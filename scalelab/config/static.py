@@ -56,6 +56,25 @@ class ModelShape:
     base_width: int
     base_layers: int
     base_d_head: float
+    n_experts: int = 0
+    experts_per_token: int = 2
+    d_expert: int = 0
+    n_shared_experts: int = 0
+    router_scores: str = "softmax"
+    router_renormalize: bool = True
+    router_scale: float = 1.0
+    router_groups: int = 1
+    router_groups_per_token: int = 1
+    router_z_weight: float = 0.0
+    balance_rate: float = 1e-3
+    balance_weight: float = 0.0
+    balance_sequence_weight: float = 0.0
+    expert_capacity: float = 0.0
+    expert_products: str = "auto"
+    d_kv_latent: int = 0
+    d_q_latent: int = 0
+    d_head_rope: int = 64
+    d_head_value: int = 0
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
@@ -64,8 +83,9 @@ class ModelShape:
     def plain(self) -> "ModelShape":
         """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
         return dataclasses.replace(
-            self, remat="none", attention="plain", sequence_parallel=False, sums="compute", parts=0
-        )
+            self, remat="none", attention="plain", expert_products="auto", sequence_parallel=False, sums="compute",
+            parts=0,
+        )  # fmt: skip
 
     @property
     def width_ratio(self) -> float:

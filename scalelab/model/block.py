@@ -18,6 +18,7 @@ from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, Variable
+from scalelab.model.experts.experts import Experts
 from scalelab.model.layers import (
     MLP,
     BareParameter,
@@ -37,10 +38,17 @@ from scalelab.sharding import gather_weight, reshard_to, residual_axes
 from scalelab.user_code import user_function
 
 Branch = Callable[[jax.Array], jax.Array]  # [B, S, D] -> [B, S, D]
+
+
+def _in_sequence(add: Callable, attend: Branch, mlp: Branch, xs: Parts) -> Parts:
+    return add(mlp, "mlp_norm", add(attend, "attention_norm", xs))
+
+
 # Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
 BLOCKS: dict[str, Callable[..., Parts]] = {
-    "sequential": lambda add, attend, mlp, xs: add(mlp, "mlp_norm", add(attend, "attention_norm", xs)),
+    "sequential": _in_sequence,
     "parallel": lambda add, attend, mlp, xs: add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm", xs),
+    "experts": _in_sequence,  # with experts in the place of the MLP
 }
 # A branch of the stream, whole along the sequence, and the norm of its input or of its output, in parts.
 NORM_PLACES: dict[str, Callable[..., Parts]] = {
@@ -77,7 +85,11 @@ class Block(nn.Module):
         policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(policy.compute))
         out = residual_axes(s.sequence_parallel)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, projection_init(s), name="mlp")
+        mlp: Callable[..., jax.Array]
+        if s.block == "experts":
+            mlp = functools.partial(Experts(s, policy, name="experts"), counts_BS=counts_BS)
+        else:
+            mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, projection_init(s), name="mlp")
         attention, times = Attention(s, policy, name="attention"), branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:

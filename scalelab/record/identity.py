@@ -28,6 +28,15 @@ FORMER_IDENTITY_KEYS = (
 CODE_PREFIX = "code."  # prefix of a key that names a user's function; `code.KEY` stands for the function's source files
 # Keys that earlier versions did not have, and the value they trained under; not counted at that value.
 LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0}
+# Parts of a model that earlier versions did not have, by the key that is 0 without the part: its keys by their
+# beginnings, not counted without it.
+LATER_PARTS = {
+    "model.n_experts": (
+        *("model.n_experts", "model.experts_per_token", "model.d_expert", "model.n_shared_experts", "model.router_"),
+        *("model.balance_", "model.expert_"),
+    ),
+    "model.d_kv_latent": ("model.d_kv_latent", "model.d_q_latent", "model.d_head_rope", "model.d_head_value"),
+}
 
 
 def is_identity_key(key: str) -> bool:
@@ -77,12 +86,15 @@ def identity(
 
     `own_code`: {key: files and curve} of the users' functions that the config names.
 
-    Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value and a guard that changes no
-    step are not counted: versions without the key trained the same run.
+    Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value, LATER_PARTS that the model
+    lacks and a guard that changes no step are not counted: versions without the key trained the same run.
     """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
     hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
+    for switch, names in LATER_PARTS.items():
+        if not values.get(switch):
+            hashed = {key: value for key, value in hashed.items() if not key.startswith(names)}
     if is_passive_guard(values):
         hashed = {key: value for key, value in hashed.items() if not key.startswith("guard.")}
     codes = {f"{CODE_PREFIX}{key}": entry for key, entry in (own_code or {}).items() if is_identity_key(key)}

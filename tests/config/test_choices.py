@@ -126,6 +126,8 @@ BESIDE = {
     "model.qk_norm_over": {"model.qk_norm": "true"},
     "model.logit_scale": {"model.tied_head": "true"},
     "model.rope_scaling": {"model.rope_factor": "2"},
+    "model.router_scores": {"model.block": "experts", "model.n_experts": "4"},
+    "model.expert_products": {"model.block": "experts", "model.n_experts": "4"},
     "optim.scale": {"optim.name": "muon"},
     "optim.newton_schulz": {"optim.name": "muon"},
     "guard.spike": {"guard.policy": "skip"},

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from scalelab.config import mixture_text
+from scalelab.config.checks.experts import check_experts
 from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.config.choices import GUARD_POLICIES, table_names
 from scalelab.errors import BadInput
@@ -21,6 +22,7 @@ def check_combinations(config: "ConfigDict") -> None:
     _check_heads(model)
     _check_layers(model)
     _check_parts(model)
+    check_experts(model)
     _check_groups(config.optim.groups, model)
     _check_schedule(config)
     _check_guard(config)

@@ -89,6 +89,10 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
         ("model.window", model.window < model.seq_len, f"on sequences of model.seq_len={model.seq_len}"),
         ("model.global_every", model.global_every <= model.n_layers, f"with model.n_layers={model.n_layers}"),
         ("model.nope_every", model.nope_every <= model.n_layers, f"with model.n_layers={model.n_layers}"),
+        ("model.experts_per_token model.n_shared_experts model.router_scores model.router_renormalize "
+            "model.router_scale model.router_groups model.router_groups_per_token model.router_z_weight "
+            "model.balance_rate model.balance_weight model.balance_sequence_weight model.expert_capacity "
+            "model.expert_products", model.n_experts > 0, "without model.n_experts"),
         ("model.rope_theta", model.position == "rope", f"with model.position={model.position!r}"),
         ("data.path", config.data.source in ("text", "prepared") or ":" in config.data.source, _source(config)),
         ("data.language_seed data.n_tokens", config.data.source == "synthetic", _source(config)),
