@@ -104,7 +104,9 @@ def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
     def published(key: str) -> str:
         value = recipe.published.get(key)
         exact = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if value else ""
-        without = f", without {' and '.join(recipe.active_without)}" if key == "active" and recipe.active_without else ""
+        without = (
+            f", without {' and '.join(recipe.active_without)}" if key == "active" and recipe.active_without else ""
+        )
         return f" (published: {exact}{without})" if exact else ""
 
     parameters = [f"{name} {n:,}{published(name)}" for name, n in result["params"].items()]

@@ -26,9 +26,10 @@ EXPERTS = "experts"  # the axis of parameters of which each token uses some
 def count_parameters(shape: ModelShape) -> dict[str, int]:
     """Parameters by convention.
 
-    total: every scalar. active: those that a token uses, `experts_per_token` of the routed experts and all the rest, the
-    embedding included; without experts equal to total. The other conventions count every expert. non_embedding: without
-    embedding, head and learned positions (Kaplan et al. 2020 exclude them). kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
+    total: every scalar. active: those that a token uses, `experts_per_token` of the routed experts and all the rest,
+    the embedding included; equal to total without experts. The other conventions count every expert.
+    non_embedding: without embedding, head and learned positions (Kaplan et al. 2020 exclude them).
+    kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
     chinchilla: Hoffmann et al. 2022, Table A9: embedding, matrices and biases; no gains, no position vectors.
     """
     leaves = jax.tree.leaves(transformer.parameter_declarations(shape))
@@ -54,7 +55,7 @@ def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
     sums: dict[str, int] = {}
     for path, declared in jax.tree_util.tree_leaves_with_path(transformer.parameter_declarations(shape)):
         names = [key.key for key in path]
-        known = [n for n in names if n in ("attention", "mlp", "embed", "head", "positions")]
+        known = [n for n in names if n in ("attention", "mlp", EXPERTS, "embed", "head", "positions")]
         rest = "norms" if any(name.endswith("norm") for name in names) else "own"  # of a user's block
         group = known[0] if known else rest
         sums[group] = sums.get(group, 0) + declared.size
@@ -99,8 +100,9 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
 def flops_per_token(shape: ModelShape) -> dict[str, float]:
     """Training FLOPs a token by convention.
 
-    6N: six times the active parameters, which are all without experts. chinchilla: appendix F as listed, times three. exact: every matrix product in the jaxpr of
-    the real forward and backward (look-ups, softmax and norms are not counted).
+    6N: six times the active parameters, which are all without experts. chinchilla: appendix F as listed, times three.
+    exact: every matrix product in the jaxpr of the real forward and backward (look-ups, softmax and norms are not
+    counted).
     """
     return {
         "6N": 6.0 * count_parameters(shape)["active"],

@@ -144,8 +144,8 @@ def fit_groups(
         _check_columns(source)
     rows = _read_rows(source, known, columns, n_convention, list(where), _list_words(finished))
     return fit_group_study(
-        rows, by, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints, exponents=exponents,
-        shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
+        rows, by, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints,
+        exponents=exponents, shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
     )  # fmt: skip
 
 

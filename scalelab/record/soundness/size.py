@@ -25,6 +25,7 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     hidden = sum(layers.values()) + sum(final.values())
     return {
         "total": hidden + sum(tables.values()),
+        "active": hidden + sum(tables.values()) - layers["inactive"],
         "non_embedding": hidden,
         "kaplan": layers["matrix"],
         "chinchilla": hidden - layers["gain"] - final["gain"] - layers["vector"] + sum(tables.values()),
@@ -56,6 +57,9 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
+    sizes = ("d_expert",) * bool(model["n_experts"]) + ("d_head_value",) * bool(model["d_kv_latent"])
+    if any(type(model[name]) is not int for name in sizes):
+        return None
     return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
 
 
@@ -75,21 +79,66 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
-    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
-    d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
-    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
+    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s.
+
+    `inactive`: those of the matrices that a token does not use.
+    """
+    d, queries = model["d_model"], model["n_heads"] * model["d_head"]
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
-    query_key_gains = 0
-    if model["qk_norm"]:
-        query_key_gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    attention = _count_attention(model)
+    mlp = _count_experts(model) if model["block"] == "experts" else _count_mlp(model, model["d_ff"])
     return {
-        "matrix": d * (2 * queries + 2 * keys) + d * d_ff * (products + 1),
-        "gain": norms * norm["gain"] + query_key_gains,
-        "bias": norms * norm["bias"]
-        + (queries + 2 * keys) * bool(model["bias"] or model["qkv_bias"])
-        + (2 * d + products * d_ff) * bool(model["bias"]),
+        "matrix": attention["matrix"] + mlp["matrix"],
+        "gain": norms * norm["gain"] + attention["gain"],
+        "bias": norms * norm["bias"] + attention["bias"] + mlp["bias"],
         "position": d * queries * relative,
         "vector": 2 * queries * relative,
+        "inactive": mlp.get("inactive", 0),
+    }
+
+
+def _count_attention(model: Mapping[str, Any]) -> dict[str, int]:
+    if model["d_kv_latent"]:
+        return _count_latent_attention(model)
+    d, d_head = model["d_model"], model["d_head"]
+    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
+    gains = 0
+    if model["qk_norm"]:
+        gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    biased, all_biased = bool(model["bias"] or model["qkv_bias"]), bool(model["bias"])
+    return {
+        "matrix": d * (2 * queries + 2 * keys), "gain": gains,
+        "bias": (queries + 2 * keys) * biased + d * all_biased,
+    }  # fmt: skip
+
+
+def _count_latent_attention(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the products to and from the latents, and the latents' gains."""
+    d, latent, of_queries = model["d_model"], model["d_kv_latent"], model["d_q_latent"]
+    shared, values = model["d_head_rope"], model["n_heads"] * model["d_head_value"]
+    keys, queries = model["n_heads"] * model["d_head"], model["n_heads"] * (model["d_head"] + shared)
+    outputs = latent + shared + keys + values + queries + of_queries  # of all products but the last
+    return {
+        "matrix": d * (latent + shared + values) + latent * (keys + values)
+        + (of_queries * (d + queries) if of_queries else d * queries),
+        "gain": latent + of_queries,
+        "bias": outputs * bool(model["bias"] or model["qkv_bias"]) + d * bool(model["bias"]),
+    }  # fmt: skip
+
+
+def _count_mlp(model: Mapping[str, Any], width: int) -> dict[str, int]:
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the hidden units
+    d = model["d_model"]
+    return {"matrix": d * width * (products + 1), "bias": (d + products * width) * bool(model["bias"])}
+
+
+def _count_experts(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the router, the routed experts, which have no biases, and the shared one."""
+    one = _count_mlp(model, model["d_expert"])["matrix"]
+    shared = _count_mlp(model, model["n_shared_experts"] * model["d_expert"])
+    return {
+        "matrix": model["n_experts"] * (model["d_model"] + one) + shared["matrix"],
+        "bias": shared["bias"] if model["n_shared_experts"] else 0,
+        "inactive": (model["n_experts"] - model["experts_per_token"]) * one,
     }

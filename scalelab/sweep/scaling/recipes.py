@@ -26,7 +26,8 @@ SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")  # the argument
 class Recipe:
     """One recipe file.
 
-    `published`: its source's numbers of `total`, `active`, `tokens`, `flops`; an int is exact, a float rounded as printed.
+    `published`: its source's numbers of `total`, `active`, `tokens`, `flops`; an int is exact, a float rounded as
+    printed.
     """
 
     name: str

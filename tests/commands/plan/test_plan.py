@@ -79,14 +79,6 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
     assert gpt3["verdict"] == "undertrained" and gpt3["n"] < 175e9
 
 
-@pytest.mark.full
-def test_a_model_that_is_not_the_one_of_its_name_says_so_first(capsys):
-    assert main(["plan", "--config=deepseek_v3_dense", "--hardware=h800", "--devices=2048"]) == 0
-    assert capsys.readouterr().out.startswith("Not DeepSeek-V3: ")
-    assert main(["recipe", "deepseek_v3_dense"]) == 0
-    assert capsys.readouterr().out.startswith("deepseek_v3_dense: Not DeepSeek-V3: ")
-
-
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

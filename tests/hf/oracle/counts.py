@@ -77,7 +77,12 @@ MODELS = {
 
 # Parameters that our model lacks, by name there, and what they are.
 ABSENT = {
-    "gpt_oss_20b": {r"\.sinks$": "sinks", r"router\.bias$": "router biases", r"proj_bias$": "experts' biases"},
+    "gpt_oss_20b": {
+        r"\.sinks$": "sinks",
+        r"router\.bias$": "router biases",
+        r"o_proj\.bias$": "output biases",
+        r"proj_bias$": "experts' biases",
+    },  # fmt: skip
 }
 ABSENT["gpt_oss_120b"] = ABSENT["gpt_oss_20b"]
 
