@@ -117,7 +117,7 @@ MODEL = {
     "expert_products": setting("auto", "how tokens are multiplied with their experts; auto: by the chip",
         choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | dense
     "d_kv_latent": key(0, "latent attention: width of the vector from which keys and values come; 0: off",
-        range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1; 512"),
+        range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1: 512"),
     "d_q_latent": key(0, "latent attention: width of the vector from which queries come; 0: straight from the stream",
         range=(0, 2**31 - 1), source="DeepSeek-V3: 1536"),
     "d_head_rope": key(64, "latent attention: width of a head's part with rotation; d_head is the part without",

@@ -88,6 +88,21 @@ class ModelShape:
         )  # fmt: skip
 
     @property
+    def d_key(self) -> int:
+        """Numbers of a head's query that are multiplied with as many of a key: with a latent those of both parts."""
+        return self.d_head + (self.d_head_rope if self.d_kv_latent else 0)
+
+    @property
+    def d_value(self) -> int:
+        """Numbers of a head's value."""
+        return self.d_head_value if self.d_kv_latent else self.d_head
+
+    @property
+    def d_rotated(self) -> int:
+        """Numbers of a head's query and key that RoPE rotates."""
+        return self.d_head_rope if self.d_kv_latent else self.d_head
+
+    @property
     def width_ratio(self) -> float:
         """m_d: width over the base's width; 1 if width changes nothing (standard)."""
         return self.d_model / self.base_width if PARAMETRIZATIONS[self.parametrization].width else 1.0
@@ -236,8 +251,11 @@ class Static:
 
 def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
+    model = config.model.to_dict()
+    if not config.model.d_kv_latent:  # so that models without are alike, whatever the sizes of its heads would be
+        model |= {key: getattr(ModelShape, key) for key in ("d_head_rope", "d_head_value")}
     shape = ModelShape(
-        **config.model.to_dict(),
+        **model,
         parametrization=config.parametrization.name,
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,

@@ -28,10 +28,14 @@ IRRELEVANT_KEYS = (
     # without effect unless there is a window (which requires the first; the second needs a window) or qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
+    *("d_q_latent", "d_head_rope", "d_head_value"),  # without effect unless there is a d_kv_latent
 )
 
 # Options that no format can express.
-PLAIN_BLOCK = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
+PLAIN_BLOCK = {
+    "nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none",
+    "d_kv_latent": 0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.latent import LatentAttention
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, Variable
 from scalelab.model.experts.experts import Experts
@@ -90,7 +91,8 @@ class Block(nn.Module):
             mlp = functools.partial(Experts(s, policy, name="experts"), counts_BS=counts_BS)
         else:
             mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, projection_init(s), name="mlp")
-        attention, times = Attention(s, policy, name="attention"), branch_multiplier(s)
+        attention = (LatentAttention if s.d_kv_latent else Attention)(s, policy, name="attention")
+        times = branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)

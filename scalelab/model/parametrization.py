@@ -80,8 +80,9 @@ def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m_d (tied
     head or not), and a block's two last products take 1/m_L. Factors of one are left out.
     """
+    queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
     factors = {
-        "blocks.attention.q": attention_scale(shape) * shape.d_head**0.5,
+        f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
         "blocks.attention.o": branch_multiplier(shape),
         "blocks.mlp.down": branch_multiplier(shape),
         "final_norm": head_multiplier(shape),

@@ -21,6 +21,8 @@ MODELS = [
     {"block": "experts", "n_experts": "4", "d_expert": "24"},
     {"block": "sequential=1,experts=2", "n_experts": "5", "experts_per_token": "3", "n_shared_experts": "2",
      "mlp": "gelu", "qkv_bias": "true"},
+    {"d_kv_latent": "24", "d_head_rope": "4", "n_kv_heads": "4"},
+    {"d_kv_latent": "24", "d_q_latent": "40", "d_head_value": "6", "bias": "true", "n_kv_heads": "4"},
     {"bias": "true", "norm": "layernorm", "block": "parallel", "mlp": "gelu", "position": "learned"},
 ]  # fmt: skip
 

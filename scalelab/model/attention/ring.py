@@ -68,7 +68,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tupl
         return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned))
 
     held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
-    start = empty_sums(q_)
+    start = empty_sums(q_, v)
     sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], scoring)
     y, log_z = finish_softmax(sums)
     # y stays in fp32: the gradient of keys is a small difference

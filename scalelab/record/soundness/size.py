@@ -55,10 +55,9 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     model = known | stored
     sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
+    sizes += ("d_kv_latent", "d_q_latent", "d_head_rope", "d_head_value") if model["d_kv_latent"] else ()
+    sizes += ("n_experts", "experts_per_token", "d_expert", "n_shared_experts") if model["n_experts"] else ()
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
-        return None
-    sizes = ("d_expert",) * bool(model["n_experts"]) + ("d_head_value",) * bool(model["d_kv_latent"])
-    if any(type(model[name]) is not int for name in sizes):
         return None
     return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
 
@@ -83,54 +82,25 @@ def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
 
     `inactive`: those of the matrices that a token does not use.
     """
-    d, queries = model["d_model"], model["n_heads"] * model["d_head"]
-    relative, norm = model["position"] == "relative", _count_norm(model)
+    d, relative, norm = model["d_model"], model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
-    attention = _count_attention(model)
+    attention = _count_latent(model) if model["d_kv_latent"] else _count_attention(model)
     mlp = _count_experts(model) if model["block"] == "experts" else _count_mlp(model, model["d_ff"])
     return {
         "matrix": attention["matrix"] + mlp["matrix"],
         "gain": norms * norm["gain"] + attention["gain"],
-        "bias": norms * norm["bias"] + attention["bias"] + mlp["bias"],
-        "position": d * queries * relative,
-        "vector": 2 * queries * relative,
+        "bias": norms * norm["bias"]
+        + attention["bias"] * bool(model["bias"] or model["qkv_bias"])
+        + (d + mlp["bias"]) * bool(model["bias"]),
+        "position": d * model["n_heads"] * model["d_head"] * relative,
+        "vector": 2 * model["n_heads"] * model["d_head"] * relative,
         "inactive": mlp.get("inactive", 0),
     }
 
 
-def _count_attention(model: Mapping[str, Any]) -> dict[str, int]:
-    if model["d_kv_latent"]:
-        return _count_latent_attention(model)
-    d, d_head = model["d_model"], model["d_head"]
-    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    gains = 0
-    if model["qk_norm"]:
-        gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
-    biased, all_biased = bool(model["bias"] or model["qkv_bias"]), bool(model["bias"])
-    return {
-        "matrix": d * (2 * queries + 2 * keys), "gain": gains,
-        "bias": (queries + 2 * keys) * biased + d * all_biased,
-    }  # fmt: skip
-
-
-def _count_latent_attention(model: Mapping[str, Any]) -> dict[str, int]:
-    """Count the products to and from the latents, and the latents' gains."""
-    d, latent, of_queries = model["d_model"], model["d_kv_latent"], model["d_q_latent"]
-    shared, values = model["d_head_rope"], model["n_heads"] * model["d_head_value"]
-    keys, queries = model["n_heads"] * model["d_head"], model["n_heads"] * (model["d_head"] + shared)
-    outputs = latent + shared + keys + values + queries + of_queries  # of all products but the last
-    return {
-        "matrix": d * (latent + shared + values) + latent * (keys + values)
-        + (of_queries * (d + queries) if of_queries else d * queries),
-        "gain": latent + of_queries,
-        "bias": outputs * bool(model["bias"] or model["qkv_bias"]) + d * bool(model["bias"]),
-    }  # fmt: skip
-
-
 def _count_mlp(model: Mapping[str, Any], width: int) -> dict[str, int]:
     products = 2 if model["mlp"] in _gated_mlps() else 1  # into the hidden units
-    d = model["d_model"]
-    return {"matrix": d * width * (products + 1), "bias": (d + products * width) * bool(model["bias"])}
+    return {"matrix": model["d_model"] * width * (products + 1), "bias": model["d_model"] + products * width}
 
 
 def _count_experts(model: Mapping[str, Any]) -> dict[str, int]:
@@ -141,4 +111,27 @@ def _count_experts(model: Mapping[str, Any]) -> dict[str, int]:
         "matrix": model["n_experts"] * (model["d_model"] + one) + shared["matrix"],
         "bias": shared["bias"] if model["n_shared_experts"] else 0,
         "inactive": (model["n_experts"] - model["experts_per_token"]) * one,
+    }
+
+
+def _count_attention(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the scalars of attention but for relative positions; `bias`: of queries, keys and values, if they have."""
+    d_head = model["d_head"]
+    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
+    gains = 0
+    if model["qk_norm"]:
+        gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    return {"matrix": model["d_model"] * (2 * queries + 2 * keys), "gain": gains, "bias": queries + 2 * keys}
+
+
+def _count_latent(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the scalars of latent attention (DeepSeek-V2, sec. 2.1) in the same way."""
+    d, heads, rope = model["d_model"], model["n_heads"], model["d_head_rope"]
+    latent, of_queries, values = model["d_kv_latent"], model["d_q_latent"], model["d_head_value"]
+    queries, both = heads * (model["d_head"] + rope), heads * (model["d_head"] + values)
+    query_matrices = (d + queries) * of_queries if of_queries else d * queries
+    return {
+        "matrix": query_matrices + d * (latent + rope) + latent * both + heads * values * d,
+        "gain": of_queries + latent,
+        "bias": of_queries + queries + latent + rope + both,
     }

@@ -11,6 +11,7 @@ from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.sweep.scaling.proxy import shorten_twin
+from scalelab.sweep.scaling.resize import SCALED_WIDTHS, scale_width
 
 VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; sequences of a batch
 MOST_EXPERTS, MOST_PER_TOKEN = 16, 4
@@ -53,22 +54,22 @@ def _model(model: ConfigDict, d_model: int) -> dict[str, Any]:
     stacks = mixture_text.parse_stacks(model.block, model.n_layers)
     n_layers = max(2, model.nope_every, model.global_every, len(stacks))
     attended = model.n_heads * model.d_head * d_model / model.d_model
-    return _experts(model, d_model) | {
+    return _experts(model) | {
         "d_model": d_model,
         "n_layers": n_layers,
         "block": mixture_text.format_stacks(mixture_text.scale_stacks(stacks, n_layers)),
         "n_heads": keys * group,
         "n_kv_heads": keys,
-        "d_head": max(2, 2 * round(attended / (2 * keys * group))),
-        "d_ff": _scale_width(model, "d_ff", d_model),
+        **_head_sizes(model, max(2, 2 * round(attended / (2 * keys * group)))),
+        **{key: scale_width(model[key], d_model, model.d_model) for key in SCALED_WIDTHS},
         "vocab_size": min(model.vocab_size, VOCAB),
         "seq_len": length,
         "window": -(-model.window * length // model.seq_len),
     }
 
 
-def _experts(model: ConfigDict, d_model: int) -> dict[str, int]:
-    """Number and width of the small model's experts, which the recipe's groups divide."""
+def _experts(model: ConfigDict) -> dict[str, int]:
+    """The numbers of the small model's experts, which the recipe's groups divide."""
     if not model.n_experts:
         return {}
     groups = model.router_groups
@@ -77,13 +78,15 @@ def _experts(model: ConfigDict, d_model: int) -> dict[str, int]:
     return {
         "n_experts": n_experts,
         "experts_per_token": min(model.experts_per_token, MOST_PER_TOKEN, reach),
-        "d_expert": _scale_width(model, "d_expert", d_model),
     }
 
 
-def _scale_width(model: ConfigDict, key: str, d_model: int) -> int:
-    """A width in the ratio that the recipe's has to d_model, up to a multiple of 8."""
-    return -(-model[key] * d_model // (8 * model.d_model)) * 8
+def _head_sizes(model: ConfigDict, d_head: int) -> dict[str, int]:
+    """The sizes of a head; what latent attention has beside d_head keeps its ratio to it."""
+    if not model.d_kv_latent:
+        return {"d_head": d_head, "d_head_value": d_head}
+    rest = {key: max(2, 2 * round(model[key] * d_head / (2 * model.d_head))) for key in ("d_head_rope", "d_head_value")}
+    return {"d_head": d_head, **rest}
 
 
 def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
