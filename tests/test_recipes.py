@@ -9,6 +9,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.config import replace_hparams
+from scalelab.config.mixture_text import parse_stacks
 from scalelab.config.steps import schedule_steps
 from scalelab.model import count
 from scalelab.record.soundness import size
@@ -125,9 +126,13 @@ def test_what_a_preset_brings_is_the_presets_word():
     assert output["model.d_model"] == "Table 1" and output["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
-KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
+KEPT = {"position", "norm", "mlp", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
         "nope_every", "logit_scale", "n_shared_experts", "router_scores", "router_groups", "balance_rate", "init_std", "projection_std", "depth_scaled_init", "rope_theta",
         "remat"}  # fmt: skip
+
+
+def stacks(model):
+    return parse_stacks(model.block, model.n_layers)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,6 +141,7 @@ def test_a_small_one_has_the_recipes_choices(name):
     config = shrink_recipe(recipe, d_model=64, steps=500)
     small, large = config.model, recipe.model
     assert {key: small[key] for key in KEPT} == {key: large[key] for key in KEPT}
+    assert [stack.block for stack in stacks(small)] == [stack.block for stack in stacks(large)]
     assert small.n_layers == (large.nope_every or large.global_every or 2)
     assert small.vocab_size == 256 and small.seq_len == 128
     assert small.n_heads // small.n_kv_heads == min(4, large.n_heads // large.n_kv_heads)
@@ -152,9 +158,14 @@ def test_a_small_one_has_the_recipes_choices(name):
 
 # It has what others don't: parallel blocks, one key head, scaled logits, Adafactor, a batch that jumps. Others: slow.
 QUICK = ("palm_540b",)
+FULL = ("deepseek_v3", "olmoe_1b_7b")  # groups, a shared expert, latents and a bias; losses and no dense layer
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def marked(name):
+    return pytest.param(name, marks=[] if name in QUICK else pytest.mark.full if name in FULL else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*map(marked, NAMES)])
 def test_a_small_one_trains(name):
     """Two steps on random bytes: finite losses that change."""
     config = shrink_recipe(recipes.find_recipe(name).config, d_model=32, steps=60)

@@ -54,7 +54,7 @@ def router_z_loss(weight: float, logits_BSE: jax.Array) -> jax.Array:
 
 def batch_loss(shape: ModelShape, routing: Routing, load_E: jax.Array) -> jax.Array:
     """Each token's share [B, S] of the loss over the batch; `load_E`: as `load_variable`."""
-    return shape.balance_weight * jnp.sum(_shares(routing.scores_BSE) * load_E, axis=-1)
+    return shape.balance_weight * jnp.sum(_shares(routing.scores_BSE) * load_E[None, None], axis=-1)
 
 
 def sequence_loss(shape: ModelShape, routing: Routing, counts_BS: jax.Array | None) -> jax.Array:

@@ -35,7 +35,7 @@ def route_tokens(shape: ModelShape, logits_BSE: jax.Array, bias_E: jax.Array | N
     first, each judged by the sum of its two best experts (DeepSeek-V3, sec. 2.1.2).
     """
     scores_BSE = SCORES[shape.router_scores](logits_BSE)
-    ranks_BSE = jax.lax.stop_gradient(scores_BSE if bias_E is None else scores_BSE + bias_E)
+    ranks_BSE = jax.lax.stop_gradient(scores_BSE if bias_E is None else scores_BSE + bias_E[None, None])
     if shape.router_groups > 1:
         ranks_BSE = keep_best_groups(ranks_BSE, shape.router_groups, shape.router_groups_per_token)
     experts_BSK = jax.lax.top_k(ranks_BSE, shape.experts_per_token)[1]

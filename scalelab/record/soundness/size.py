@@ -22,10 +22,11 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     stacks = [(depth, _count_block(model | {"block": block})) for block, depth in _list_stacks(model)]
     layers = {kind: sum(depth * sizes[kind] for depth, sizes in stacks) for kind in stacks[0][1]}
     final = _count_norm(model)
+    inactive = layers.pop("inactive")
     hidden = sum(layers.values()) + sum(final.values())
     return {
         "total": hidden + sum(tables.values()),
-        "active": hidden + sum(tables.values()) - layers["inactive"],
+        "active": hidden + sum(tables.values()) - inactive,
         "non_embedding": hidden,
         "kaplan": layers["matrix"],
         "chinchilla": hidden - layers["gain"] - final["gain"] - layers["vector"] + sum(tables.values()),
