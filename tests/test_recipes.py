@@ -127,8 +127,8 @@ def test_what_a_preset_brings_is_the_presets_word():
 
 
 KEPT = {"position", "norm", "mlp", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
-        "nope_every", "logit_scale", "n_shared_experts", "router_scores", "router_groups", "balance_rate", "init_std", "projection_std", "depth_scaled_init", "rope_theta",
-        "remat"}  # fmt: skip
+        "nope_every", "logit_scale", "n_shared_experts", "router_scores", "router_groups", "balance_rate", "init_std",
+        "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
 
 
 def stacks(model):

@@ -30,8 +30,8 @@ def read_sources(
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
     `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: `default_convention`). `columns`: {field:
-    column} of a table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have no loss yet.
-    `finished`: words of a table's status that mean a finished run.
+    column} of a table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have
+    no loss yet. `finished`: words of a table's status that mean a finished run.
     With several sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention
     is unknown, or if `where` leaves no row.
     """

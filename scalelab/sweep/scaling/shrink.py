@@ -24,9 +24,9 @@ def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> Co
     one layer or more of each of its stacks).
 
     It keeps the recipe's choices and ratios: query heads per key head (up to 4), up to 16 experts and 4 a token, d_ff,
-    the experts' and attention's width over d_model, the shares of warm-up, decay and batch warm-up, and the ratios of its batch sizes. The learning rate of an
-    optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to 1e-2. BadInput if `d_model` is not a
-    possible width.
+    the experts' and attention's width over d_model, the shares of warm-up, decay and batch warm-up, and the ratios of
+    its batch sizes. The learning rate of an optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to
+    1e-2. BadInput if `d_model` is not a possible width.
     """
     if not LEAST_D_MODEL <= d_model < recipe.model.d_model or d_model % 8:
         low = max(LEAST_D_MODEL, min(recipe.model.d_model - 8, round(d_model / 8) * 8))

@@ -82,7 +82,7 @@ ABSENT = {
         r"router\.bias$": "router biases",
         r"o_proj\.bias$": "output biases",
         r"proj_bias$": "experts' biases",
-    },  # fmt: skip
+    },
 }
 ABSENT["gpt_oss_120b"] = ABSENT["gpt_oss_20b"]
 
