@@ -31,7 +31,8 @@ def test_the_keys_that_others_script_against(capsys):
     assert memory["capacity"] == usable_bytes(load_machine("h100").chip)
     assert {"compute", "hbm", "fsdp", "tensor", "bubble", "total"} <= time.keys()
     assert time["low"] < time["total"] < time["high"]
-    groups = {name for name in result["params"] if name not in ("total", "non_embedding", "kaplan", "chinchilla")}
+    conventions = ("total", "active", "non_embedding", "kaplan", "chinchilla")
+    groups = {name for name in result["params"] if name not in conventions}
     assert result["params"]["total"] == sum(result["params"][name] for name in groups)
     assert {"6N", "chinchilla", "palm", "causal", "exact"} <= result["flops"].keys()
     assert result["flops"]["6N"]["total"] == 6 * result["params"]["total"] * result["tokens"]
