@@ -86,7 +86,7 @@ from scalelab.hf.llama import LLAMA
 from scalelab.hf.formats import unsupported_keys
 from scalelab.model.count import count_parameters, flops_per_token
 from scalelab.model.layers import has_zero_units
-from scalelab.model.parametrization import parameter_scales
+from scalelab.optim.parametrization import parameter_scales
 from scalelab.record.soundness import size
 values = {"model.mlp": "geglu", "model.d_model": "128", "parametrization.name": "mup"}
 resolved = config.resolve(config.override(tiny.get_config(), values))

@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 
 class Parametrization(NamedTuple):
-    """Which sizes a parametrization corrects for, and whether in eps too (`model/parametrization.py`)."""
+    """Which sizes a parametrization corrects for, and whether in eps too (`optim/parametrization.py`)."""
 
     width: bool = False
     depth: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.attention.rotary import FAST, HIGH, LOW, SLOW
+from scalelab.model.attention.positions.rotary import FAST, HIGH, LOW, SLOW
 
 ROPE_KEYS = (
     "rope_scaling",
@@ -43,8 +43,9 @@ def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
 def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     """Values required of a shape: transformers has no fixed ntk; its version 4 takes yarn's factor from the lengths."""
     if shape.rope_scaling not in ("none", *FIXED_ROPE_VALUES):
-        return {"rope_scaling": "none"}
-    return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
+        return {"rope_scaling": "none", "rope_mscale": 1.0}
+    length = {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
+    return {"rope_mscale": 1.0} | length
 
 
 def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from scalelab.hf import FORMATS, files
 from scalelab.hf.files import CONFIG_FILE, TensorHeader
 from scalelab.hf.formats import Format, TensorPlace, from_hf_config, tensor_places
 from scalelab.hf.options import KINDS_WITH_ORIGINAL
+from scalelab.model.block import forward_multipliers
 from scalelab.model.declare import named_leaves
-from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params, parameter_declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32

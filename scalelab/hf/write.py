@@ -20,8 +20,8 @@ from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
 from scalelab.hf.formats import Format, TensorPlace, tensor_places, to_hf_config, unsupported_keys
 from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
+from scalelab.model.block import forward_multipliers
 from scalelab.model.declare import named_leaves
-from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params
 from scalelab.record import records
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.attention.attention import Attention
+from scalelab.model.attention.attention import Attention, attention_scale
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.latent import LatentAttention
 from scalelab.model.attention.order import deal, redeal, restore
@@ -28,6 +29,7 @@ from scalelab.model.layers import (
     Norm,
     branch_multiplier,
     broadcast_trailing,
+    head_multiplier,
     projection_init,
 )
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
@@ -56,6 +58,22 @@ NORM_PLACES: dict[str, Callable[..., Parts]] = {
     "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm, xs)))),
     "after": lambda branch, norm, split, xs: map_parts(norm, split(branch(gather_sequence(xs)))),
 }
+
+
+def forward_multipliers(shape: ModelShape) -> dict[str, float]:
+    """{layer: factor}: with these factors in the layers' parameters, a standard model computes the same function.
+
+    Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m_d (tied
+    head or not), and a block's last products take 1/m_L. Factors of one are left out.
+    """
+    last = ("attention.o", *(("experts.down", "experts.shared.down") if shape.n_experts else ("mlp.down",)))
+    queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
+    factors = {
+        f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
+        **{f"blocks.{name}": branch_multiplier(shape) for name in last},
+        "final_norm": head_multiplier(shape),
+    }
+    return {name: factor for name, factor in factors.items() if np.float32(factor) != 1}
 
 
 class Block(nn.Module):

@@ -10,10 +10,10 @@ import optax
 
 from scalelab.config import Optim, Static, group_hparams, traced_names
 from scalelab.model.declare import named_leaves
-from scalelab.model.parametrization import ParameterScales
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import adam, clip, groups, registry, user_numbers
 from scalelab.optim.optimizer import Optimizer, SecondMoment, Tree
+from scalelab.optim.parametrization import ParameterScales
 from scalelab.optim.schedules import Hparams
 
 

@@ -7,11 +7,11 @@ import jax
 
 from scalelab.config import ModelShape, Optim
 from scalelab.config.checks.validate import parse_group_multipliers
-from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import ParameterScales
 from scalelab.model.transformer import parameter_declarations
+from scalelab.optim import parametrization
 from scalelab.optim.optimizer import Optimizer, Tree
+from scalelab.optim.parametrization import ParameterScales
 
 
 def parameter_group(declaration: Declaration) -> str:

@@ -10,10 +10,10 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import UpdateFamily
 from scalelab.optim import groups, matrices
 from scalelab.optim.matrices import Arrays, Declarations
 from scalelab.optim.optimizer import Optimizer, bytes_per_scalar, claims_hidden_matrices
+from scalelab.optim.parametrization import UpdateFamily
 from scalelab.optim.schedules import Hparams
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

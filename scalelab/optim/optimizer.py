@@ -11,7 +11,7 @@ import optax
 
 from scalelab.config import Optim, group_hparams, traced_names
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import UpdateFamily
+from scalelab.optim.parametrization import UpdateFamily
 from scalelab.optim.schedules import Hparams
 from scalelab.optim.user_numbers import readable_hparams
 

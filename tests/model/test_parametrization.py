@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model import layers, parametrization, transformer
+from scalelab.model import layers, transformer
+from scalelab.optim import parametrization
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
 from tests.quick import one_in
 

@@ -10,11 +10,10 @@ import torch
 
 from scalelab import config as config_lib
 from scalelab.configs import tiny
-from scalelab.model import parametrization
 from scalelab.model.declare import named_leaves
 from scalelab.model.layers import head_multiplier
 from scalelab.model.transformer import parameter_declarations
-from scalelab.optim import groups
+from scalelab.optim import groups, parametrization
 from scalelab.precision import loss_scale
 
 BASE, WIDTH = 64, 256

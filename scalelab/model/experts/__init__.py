@@ -1,1 +1,1 @@
-"""Experts in the place of a block's MLP: the router, what balances it, and the products of tokens with their experts."""
+"""Experts in the place of a block's MLP: the router, what balances it, products of tokens with experts."""

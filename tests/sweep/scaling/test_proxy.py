@@ -7,7 +7,7 @@ from scalelab import config as config_lib
 from scalelab.config.steps import schedule_steps
 from scalelab.configs import base
 from scalelab.errors import BadInput
-from scalelab.model import count, parametrization
+from scalelab.model import block, count
 from scalelab.sweep.scaling import proxy
 from scalelab.sweep.scaling.ladder import flops_per_step
 from tests.quick import one_in
@@ -73,7 +73,7 @@ def test_the_multipliers_are_one_at_the_twin_of_a_standard_recipe_and_the_recipe
         assert plan.target.parametrization.name == "completep"
         assert (twin.width_ratio, twin.depth_ratio) == (1, 1)
         assert (target.width_ratio, target.depth_ratio) == (128 / twin.d_model, 4 / twin.n_layers)
-        assert not parametrization.forward_multipliers(twin)
+        assert not block.forward_multipliers(twin)
     else:
         assert plan.target == of
 

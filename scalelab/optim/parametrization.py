@@ -4,7 +4,8 @@
 
 `mup` (Yang et al. 2022, Table 8: the form that allows a tied head; by their Lemma J.1, Tables 3 and 9 are equivalent).
 Hidden matrices have widths on both sides; all else is vector-like. Adam: hidden LR / m_d. SGD: vector-like LR x m_d.
-The head's 1/m_d and attention's 1/d_head stand in the forward pass (`transformer.py`, `attention/attention.py`).
+The head's 1/m_d and attention's 1/d_head stand in the forward pass (`model/transformer.py`,
+`model/attention/attention.py`).
 Initialisation does not change: tables keep their std, hidden matrices have 1/sqrt(fan_in) anyway. All widths are
 assumed to grow with d_model.
 
@@ -20,13 +21,10 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from scalelab.config import ModelShape
 from scalelab.config.choices import PARAMETRIZATIONS
-from scalelab.model.attention.attention import attention_scale
 from scalelab.model.declare import Declaration
-from scalelab.model.layers import branch_multiplier, head_multiplier
 from scalelab.model.transformer import parameter_declarations
 
 UpdateFamily = Literal["adam", "sgd", "spectral", "relative"]
@@ -72,19 +70,3 @@ def parameter_scales(shape: ModelShape, like: UpdateFamily) -> Any:
         return ParameterScales(adam, 1 / adam, gradient if PARAMETRIZATIONS[shape.parametrization].eps else 1.0)
 
     return jax.tree.map(scales_of, parameter_declarations(shape))
-
-
-def forward_multipliers(shape: ModelShape) -> dict[str, float]:
-    """{layer: factor}: with these factors in the layers' parameters, a standard model computes the same function.
-
-    Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m_d (tied
-    head or not), and a block's two last products take 1/m_L. Factors of one are left out.
-    """
-    queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
-    factors = {
-        f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
-        "blocks.attention.o": branch_multiplier(shape),
-        "blocks.mlp.down": branch_multiplier(shape),
-        "final_norm": head_multiplier(shape),
-    }
-    return {name: factor for name, factor in factors.items() if np.float32(factor) != 1}
