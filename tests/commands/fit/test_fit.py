@@ -32,7 +32,13 @@ POINTS = [(n, D * N / n, loss) for n, N, D, loss in zip(WHOLE, SIZES, *MEASURED,
 def write_run(folder, role, status, N, D, loss, experts=1):
     """A run whose compute and loss go by N; of more experts than one it has so many times as many parameters."""
     records.write_json(folder / "config.json", {"model": {"d_model": 8}, "train": {"seed": 0}, "log": {"role": role}})
-    params = {"total": experts * N, "active": N, "non_embedding": round(N * 0.8), "kaplan": round(N * 0.7), "chinchilla": N}
+    params = {
+        "total": experts * N,
+        "active": N,
+        "non_embedding": round(N * 0.8),
+        "kaplan": round(N * 0.7),
+        "chinchilla": N,
+    }
     flops = {"exact": 7.0 * N * D, "6ND": 6.0 * N * D, "chinchilla": 7.1 * N * D}
     record = {"status": status, "params": params, "flops": flops, "tokens": D, "val_loss": loss, "bpb": loss}
     records.write_json(folder / "record.json", record)
