@@ -193,7 +193,7 @@ def test_a_token_uses_its_own_experts_alone(shared):
 
 @pytest.mark.full
 def test_what_ways_of_multiplying_experts_compute_besides():
-    """All experts on all tokens; nothing; blocks that are filled up, most of each expert's last; slots of a capacity."""
+    """All experts on all tokens; nothing; blocks that are filled up, in a loop at most; slots of a capacity."""
     of = shape(**MIXTURE)
     one, flops = 3 * of.d_model * of.d_expert, count.flops_per_token(of)
     dense, ragged, loop, blocks = (
