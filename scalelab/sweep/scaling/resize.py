@@ -9,7 +9,7 @@ from scalelab import config as config_lib
 from scalelab.config import mixture_text
 from scalelab.errors import BadInput
 
-SCALED_WIDTHS = ("d_ff", "d_kv_latent", "d_q_latent")  # of a model, in proportion to its d_model
+SCALED_WIDTHS = ("d_ff", "d_expert", "d_kv_latent", "d_q_latent")  # of a model, in proportion to its d_model
 
 
 def scale_width(size: int, width: int, before: int) -> int:
