@@ -77,6 +77,12 @@ def _rows(add: Callable[..., Any]) -> None:
     )
     add("--n-convention", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
     add(
+        "--size",
+        metavar="KIND",
+        help="N of models with experts: active (those that a token uses; FLOPs are of these) or total (default: as the "
+        "law says, else by the column's name, and asked where two fit)",
+    )
+    add(
         "--where",
         action="append",
         default=[],

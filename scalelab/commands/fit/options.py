@@ -10,6 +10,7 @@ from scalelab.errors import BadInput
 BY_OPTIONS = ("exponents", "shared", "against")
 LAW_OPTIONS = (
     "law",
+    "size",
     "weights",
     "hold",
     "objective",

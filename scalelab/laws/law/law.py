@@ -150,6 +150,22 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss", s
     return Law(name, function, tuple(columns), params, target, zeros=tuple(zeros), signed=signed, size=size)
 
 
+def count_size(law: Law, size: str) -> Law:
+    """The law with N of "active" or "total" parameters. BadInput for another word, or where the law says otherwise."""
+    if size not in (known := ("active", "total")):
+        raise BadInput(f"--size={size}: N counts {' or '.join(known)} parameters{nearest_hint(size, known)}")
+    if law.size not in ("", size):
+        raise BadInput(f"--size={size}: law {law.name!r} is one of {law.size} parameters: leave it out")
+    if "N" not in law.columns:
+        raise BadInput(f"--size={size} has no effect on law {law.name!r}, which has no N: leave it out")
+    return _size_cached(law, size)
+
+
+@functools.cache
+def _size_cached(law: Law, size: str) -> Law:
+    return dataclasses.replace(law, size=size)  # one object, which compiles once
+
+
 def logs_of(values: np.ndarray) -> np.ndarray:
     """Logarithms of a column; the values themselves where one is not positive, as shares of zero aren't."""
     return np.log(values) if np.all(values > 0) else np.asarray(values, float)
