@@ -93,11 +93,11 @@ def _read(
     for run in runs:
         run["N"] = run["N_total"]
     notes = [f"{describe_left_out(left_out)} ({source}/runs: all)"] if left_out else []
-    if law.size and n_convention == "total":
-        for run in runs:
-            run["N"] = _sized(run, law.size)
-        n_convention = f"{law.size} parameters"
-    elif any(_sized(run, "active") != run["N"] for run in runs) and "N" in needed:
+    if law.size:
+        for run in runs:  # both columns, so that this N is fitted whichever is the default
+            run["N"] = run["N_active"] = _sized(run, law.size)
+        n_convention = f"{law.size} parameters" if n_convention in ("total", "active") else n_convention
+    elif "N" in needed and any(_sized(run, "active") != run["N"] for run in runs):
         notes.append(
             f"{source}: N counts {n_convention} parameters of models with experts: --size=active or total chooses"
         )

@@ -257,6 +257,7 @@ def _finish_row(row: Mapping[str, Any]) -> dict[str, Any]:
     row = {**row, "val_loss": row["loss"]} if "loss" in row else row
     idle = [key for key in ("status", "role") if not row.get(key)] + [ROW]
     idle += ["C"] if isinstance(row.get("C"), str) else []  # a column named C that the law does not use
+    idle += ["N_active"]  # C follows from it; the fitted N is in N
     return {key: value for key, value in row.items() if key not in idle}
 
 

@@ -139,3 +139,32 @@ def test_the_best_size_for_a_number_of_experts(tmp_path):
     options = {"target_flops": 1e21, "target_values": {"experts": 8}, "bootstrap": 10, "identify": False}
     (best,) = api.fit(str(path), "expert_count", **options).decisions
     assert best.N.value == pytest.approx(3.8e9, rel=0.02) and best.D.value == pytest.approx(44.3e9, rel=0.02)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A folder whose rows are runs with experts, as the index reads them, and one without."""
+    rows = [
+        {"name": f"r{i}", "status": "done", "N": 8 * N if i else N, "N_active": N, "D": tokens, "C": 6 * N * tokens,
+         "val_loss": loss, "model.n_experts": 16 if i else 0, "model.experts_per_token": 2}
+        for i, (N, tokens, loss) in enumerate(zip(ACTIVE.tolist(), D.tolist(), LOSS.tolist(), strict=True))
+    ]  # fmt: skip
+    monkeypatch.setattr("scalelab.api.laws.fit_rows.read_grid", lambda folder: ([dict(row) for row in rows], ()))
+    return tmp_path
+
+
+def test_runs_count_what_the_law_or_the_option_says(capsys, runs):
+    active = fitted(capsys, runs, "--size=active", "--bootstrap=0")
+    assert active["n_convention"] == "active parameters"
+    assert active["params"]["alpha"] == pytest.approx(0.34, abs=0.03)
+    for law, size in (("chinchilla", "total"), ("granularity", "total"), ("expert_count", "active")):
+        table = api.read_table(str(runs), api.load_law(law, size=size))
+        assert [row["N"] for row in table.rows[:2]] == [ACTIVE[0], ACTIVE[1] * (8 if size == "total" else 1)]
+        assert table.n_convention == f"{size} parameters"
+    (note,) = api.read_table(str(runs)).notes
+    assert "of models with experts: --size=active or total chooses" in note
+
+
+def test_a_run_without_experts_is_one_of_one(runs):
+    first, second, *_ = api.read_table(str(runs), "sparsity").rows
+    assert (first["experts"], first["sparsity"]) == (1, 0.0) and (second["experts"], second["sparsity"]) == (16, 0.875)
