@@ -118,11 +118,10 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
         pick = fewer
     for share in BETWEEN:
         devices = int(share * pick.devices / 2)
-        whole_nodes = devices % request.machine.devices_per_node == 0 or devices < request.machine.devices_per_node
         if (
             pick.devices > 8
             and pick.days <= days
-            and whole_nodes
+            and in_whole_nodes(devices, request.machine)
             and (option := measure(devices))
             and option.days <= days
         ):
@@ -148,11 +147,16 @@ def _fastest(shape: Shape, request: Request, counts: Mapping[int, Count | None],
         return fastest
     raise BadInput(
         f"--days={days:g}: no count up to {MOST_DEVICES:,} devices is so fast for {name}; nearest: "
-        f"--days={_above(fastest.days):g} (on {fastest.devices:,})"
+        f"--days={round_up(fastest.days):g} (on {fastest.devices:,})"
     )
 
 
-def _above(days: float) -> float:
+def in_whole_nodes(devices: int, machine: Machine) -> bool:
+    """Whether a count is of whole nodes, or below one."""
+    return devices % machine.devices_per_node == 0 or devices < machine.devices_per_node
+
+
+def round_up(days: float) -> float:
     """`days` with three digits, rounded up."""
     return float(f"{days * 1.005:.3g}")
 

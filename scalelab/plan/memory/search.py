@@ -1,6 +1,7 @@
 """The nearest plan that fits: a config with the fewest kinds of changes, on the fastest layout that it has then."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
@@ -20,6 +22,7 @@ from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
+from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
@@ -76,9 +79,29 @@ def nearest_fit(
 
 
 def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
-    """The fastest plan that fits without the batch's warm-up, whose first batch limits layouts; None without one."""
+    """The fastest plan that fits without the batch's warm-up, whose first batch limits layouts; None without one.
+
+    It takes fewer steps, for as many tokens.
+    """
     changes = levers.remove_ramp(config)
-    return fastest_fit(config, changes, machine, devices, efficiency) if changes else None
+    if not changes:
+        return None
+    tokens = schedule_steps.tokens_before(config, config.train.steps)
+    steps = math.ceil(tokens / (config.train.global_batch * config.model.seq_len))
+    return fastest_fit(config, changes | {"train.steps": str(steps)}, machine, devices, efficiency)
+
+
+def in_16_bits(config: ConfigDict, placed: Static, machine: Machine) -> Candidate | None:
+    """An fp32 plan in bf16, on the mesh where it is `placed`; None if it isn't fp32, or the chip has no such unit."""
+    if POLICIES[placed.precision].forward != "float32" or "bfloat16" not in machine.chip.flops:
+        return None
+    changes = {"precision.name": "bf16"} | changed_keys(config_lib.static(config), placed)
+    try:
+        made = config_lib.resolve(config_lib.override(config, changes))
+        static, _ = apply_mesh(config_lib.static(made), placed.layout.devices)
+    except BadInput:
+        return None
+    return Candidate(made, static, changes) if find_refusal(static) is None and fits(static, machine) else None
 
 
 def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
