@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from scalelab import api
@@ -104,10 +104,20 @@ def describe_counts(
         f"  {'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
     ]
     for count, option in plans.items():
-        mark = "> " if count == devices else "* " if count in front else "  "
+        mark = mark_count(count, devices, front)
         text.append(mark + _row(count, option.plan, unit) if option else f"  {count:>8,}  does not fit")
-    legend = "> the pick, * the rest of the front: no other count has fewer days, device hours and more spare memory"
-    return [*text, legend if devices in front else legend + "; the pick is beaten in all three"]
+    return [*text, describe_marks(devices, front)]
+
+
+def mark_count(devices: int, pick: int, front: Collection[int]) -> str:
+    """The first two characters of a count's row."""
+    return "> " if devices == pick else "* " if devices in front else "  "
+
+
+def describe_marks(pick: int, front: Collection[int]) -> str:
+    """Say what the marks of a table of counts mean."""
+    legend = "> the pick, * the rest of the front: no other count is as good in days, device hours and spare memory"
+    return legend if pick in front else f"{legend}; another count is better than the pick in all three"
 
 
 def _row(devices: int, plan: Any, unit: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from scalelab.parallel import mesh
 from scalelab.plan.memory.account_error import describe_chance
+from scalelab.plan.step.operations import attention_kind
 
 GIB = 2**30
 KEPT_OPTIONS = (  # of the command line that is printed to be pasted; what it prints further stays a choice
@@ -68,14 +69,15 @@ def _problem(plan: Any, subject: str) -> str:
 
 
 def describe_setup(plan: Any) -> str:
-    """Format mesh, remat, batch, updates, moments and formats of a plan."""
+    """Format mesh, remat, batch, updates, moments, formats and the kernel of attention of a plan."""
     static, batch = plan.static, plan.batch
     stages = f" x {batch.microbatches} micro-batches" if batch.microbatches > 1 else ""
     rows = f"{batch.rows_per_device:g} sequence{'s' * (batch.rows_per_device != 1)} a device"
     return (
         f"plan: {mesh.describe_mesh(dataclasses.asdict(plan.layout))}; remat {static.model.remat}; "
         f"{rows}{stages} x {static.accumulate} accumulated; "
-        f"updates {static.updates}, moments on {static.moments}; {static.optim.name} in {static.precision}"
+        f"updates {static.updates}, moments on {static.moments}; {static.optim.name} in {static.precision}; "
+        f"attention by {attention_kind(static, plan.machine)}"
     )
 
 
