@@ -1,6 +1,7 @@
 """A whole plan: parameters, FLOPs, memory, time, batch, checkpoints and advice of one config on one machine."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +13,21 @@ from scalelab.config import Layout
 from scalelab.config.steps import schedule_steps
 from scalelab.hardware import device_memory
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
-from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.advice import Advice, advise_changes, changed_keys
 from scalelab.plan.memory.host import HostMemory, host_memory
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
-from scalelab.plan.memory.search import Candidate, devices_that_fit, find_refusal, in_16_bits, nearest_fit, without_ramp
+from scalelab.plan.memory.search import (
+    Candidate,
+    devices_that_fit,
+    fill_mesh,
+    find_refusal,
+    in_16_bits,
+    nearest_fit,
+    without_ramp,
+)
 from scalelab.plan.run.as_json import plan_json, summarize
 from scalelab.plan.run.batch import BatchPlan, plan_batch
 from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
@@ -79,6 +88,7 @@ class Plan:
     unpinned: Alternative | None = None
     faster: Mapping[str, Any] | None = None  # the first of `advice`, as changes of the config without `mesh`
     narrower: Alternative | None = None
+    filled: Mapping[str, Any] | None = None  # changes that make a mesh whole of which only a part was asked
     mesh_chosen: bool = False  # here, as neither the config nor the question has one
 
     @property
@@ -134,11 +144,22 @@ def plan(
 
     `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
     the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
-    served at once and their tokens (0: model.seq_len). `search`: for advice and, where this can't run, for the nearest
+    served at once and their tokens (0: model.seq_len). Of a mesh that `devices` hold several times (stage=16 on 64) the
+    rest is chosen. `search`: for advice and, where this can't run, for the nearest
     plan that does. Nothing is allocated. BadInput where a part of the plan raises it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    efficiency = efficiency or default_efficiency(machine)
+    if devices and search and (asked := partial_mesh(config_lib.static(config), devices, mesh)):
+        candidate = fill_mesh(config, machine, devices, efficiency, asked)
+        if candidate:
+            filled = plan(
+                candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,
+                critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s,
+                write_bytes_per_s=write_bytes_per_s, compile=compile, serve=serve,
+            )  # fmt: skip
+            return _after_filling(filled, candidate.changes, asked)
     static, notes = apply_mesh(config_lib.static(config), devices, mesh)
     mesh_chosen = mesh is None and static.layout.devices > config_lib.static(config).layout.devices == 1
     refuse_unsupported(static)
@@ -146,7 +167,7 @@ def plan(
         choice = choose_remat(static, lambda option: step_memory(option, machine))
         static, notes = with_remat(static, choice.policy), [*notes, f"model.remat={choice.policy}: {choice.why}"]
     refusals.refuse_unsupported(static)
-    efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
+    steps = config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
     training = estimate_training(static, machine, steps, step, price_per_hour)
@@ -191,6 +212,21 @@ def plan(
         )  # fmt: skip
 
     return add_alternatives(planned, config, efficiency, alternative)
+
+
+def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, int]) -> Plan:
+    """`planned` on a mesh that was filled up by these `changes`: those of the plans beside it are added to them."""
+    names = [name for name in ("nearest", "unpinned", "narrower") if getattr(planned, name)]
+    beside = {name: getattr(planned, name) for name in names}
+    product = " x ".join(f"{axis}={size}" for axis, size in asked.items())
+    note = f"mesh: {product} takes {math.prod(asked.values()):,} of {planned.devices:,} devices; the rest was chosen"
+    return dataclasses.replace(
+        planned,
+        filled=changes,
+        faster=None if planned.faster is None else changes | dict(planned.faster),
+        notes=(note, *planned.notes),
+        **{name: dataclasses.replace(each, changes=changes | each.changes) for name, each in beside.items()},
+    )
 
 
 def add_alternatives(

@@ -133,8 +133,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     if options.measure:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
     described = run_plan.to_json() | facts
-    if run_plan.lead:
-        described["verdict"]["command"] = verdict_text.command_line(options, run_plan.lead.changes)
+    if changes := run_plan.lead.changes if run_plan.lead else run_plan.filled:
+        described["verdict"]["command"] = verdict_text.command_line(options, changes)
     return described
 
 

@@ -25,7 +25,8 @@ def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
     if meant is None:
         return _describe_hopeless(plan, subject, command)
     if lead is None:
-        return [describe_fit(plan), describe_setup(plan), describe_run(plan), _describe_faster(plan, command)]
+        filled = [f"paste: {command(plan.filled)}"] if plan.filled else []
+        return [describe_fit(plan), describe_setup(plan), describe_run(plan), *filled, _describe_faster(plan, command)]
     alters = f"; it changes the numbers of the training: {', '.join(lead.alters)}" if lead.alters else ""
     if plan.runs:
         first = f"{describe_fit(meant)}, without the batch's warm-up{alters}"
