@@ -1,6 +1,7 @@
 """A whole plan: parameters, FLOPs, memory, time, batch, checkpoints and advice of one config on one machine."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,15 +12,23 @@ from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.config.steps import schedule_steps
 from scalelab.hardware import device_memory
-from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
-from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.advice import Advice, advise_changes, changed_keys
 from scalelab.plan.memory.host import HostMemory, host_memory
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
-from scalelab.plan.memory.search import Candidate, devices_that_fit, find_refusal, nearest_fit, without_ramp
+from scalelab.plan.memory.search import (
+    Candidate,
+    devices_that_fit,
+    fill_mesh,
+    find_refusal,
+    in_16_bits,
+    nearest_fit,
+    without_ramp,
+)
+from scalelab.plan.run.as_json import plan_json, summarize
 from scalelab.plan.run.batch import BatchPlan, plan_batch
 from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
 from scalelab.plan.run.inference import Inference, inference_memory
@@ -31,7 +40,7 @@ from scalelab.plan.step.time import StepTime, step_time
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
-PINNED = 0.9  # of the step time: a plan without the batch's warm-up is named where it takes at most so much
+PINNED = 0.9  # of the step time, at most, of a plan that is named because it has no batch warm-up, or 16 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +61,8 @@ class Plan:
     """Requirements of a run. Bytes are of one device and seconds of one step, unless a name says otherwise.
 
     `refusal`: the trainer's own. `nearest`: the plan to take where this one can't run, if there is one; else
-    `fits_from`: devices on which it can. `unpinned`: the fastest plan without the batch's warm-up, where there is one.
+    `fits_from`: devices on which it can. `unpinned`: the fastest plan without the batch's warm-up, where that is much
+    faster. `narrower`: in 16 bits on the same mesh, where an fp32 plan runs.
     """
 
     machine: Machine
@@ -77,6 +87,9 @@ class Plan:
     fits_from: int | None = None
     unpinned: Alternative | None = None
     faster: Mapping[str, Any] | None = None  # the first of `advice`, as changes of the config without `mesh`
+    narrower: Alternative | None = None
+    filled: Mapping[str, Any] | None = None  # changes that make a mesh whole of which only a part was asked
+    mesh_chosen: bool = False  # here, as neither the config nor the question has one
 
     @property
     def runs(self) -> bool:
@@ -84,9 +97,14 @@ class Plan:
         return self.refusal is None and self.memory.fits and (self.host is None or self.host.fits is not False)
 
     @property
+    def lead(self) -> Alternative | None:
+        """The plan that is meant in place of this one: on a chosen mesh `unpinned`, else `nearest`."""
+        return self.unpinned if self.unpinned and self.mesh_chosen else self.nearest
+
+    @property
     def meant(self) -> "Plan | None":
-        """This plan or, where it can't run, the nearest that does."""
-        return self if self.runs else self.nearest.plan if self.nearest else None
+        """This plan, or its `lead`; None where it can't run and there is none."""
+        return self.lead.plan if self.lead else self if self.runs else None
 
     @property
     def devices(self) -> int:
@@ -95,81 +113,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON of `scalelab plan --json`: bytes of the fullest device, seconds of one step unless a name differs."""
-        t, c = self.time, self.checkpoint
-        totals = ("total", "fits", "capacity", "margin_bytes", "formula_bytes")
-        described = {
-            "verdict": self.verdict(),
-            "hardware": self.machine.chip.name,
-            "devices": self.devices,
-            "mesh": dataclasses.asdict(self.layout),
-            "params": self.flops.parameters,
-            "flops": {
-                name: {
-                    "per_token": per_token,
-                    "total": per_token * self.tokens,
-                    "per_token_with_remat": self.flops.remat_per_token[name],
-                }
-                for name, per_token in self.flops.per_token.items()
-            },
-            "memory_bytes": self.memory.components | {name: getattr(self.memory, name) for name in totals},
-            "time_s": {"compute": t.compute_s, "hbm": t.hbm_s}
-            | dict.fromkeys(MESH_AXES, 0.0)
-            | t.axes
-            | {"exposed": t.exposed, "bubble": t.bubble_s, "total": t.total_s, "low": t.low_s, "high": t.high_s},
-            "mfu": t.mfu,
-            "mfu_range": [t.mfu_low, t.mfu_high],
-            "tokens_per_s": t.tokens_per_s,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "days": self.training.days,
-            "device_hours": self.training.device_hours,
-            "cost": self.training.cost,
-            "checkpoint": dataclasses.asdict(c),
-            "batch_tokens": self.batch.tokens,
-            "batch": dataclasses.asdict(self.batch),
-            "inference_bytes": dataclasses.asdict(self.inference),
-            "advice": [one.to_json() for one in self.advice],
-            "savings_s": self.savings,
-            "assumptions": list(t.assumptions),
-            "notes": list(self.notes),
-        }  # fmt: skip
-        if self.host:
-            described["host_memory_bytes"] = dataclasses.asdict(self.host) | {"fits": self.host.fits}
-        return described | ({"compiled": dataclasses.asdict(self.compiled)} if self.compiled else {})
-
-    def verdict(self) -> dict[str, Any]:
-        """Whether it fits, and the plan that is meant: this one or the nearest that does, with its own time."""
-        answer = summarize(self) if self.runs else self.nearest.to_json() if self.nearest else {}
-        return {
-            "fits": self.runs,
-            "refusal": self.refusal,
-            **answer,
-            **({"fits_from_devices": self.fits_from} if self.fits_from else {}),
-            **({"without_batch_warmup": self.unpinned.to_json()} if self.unpinned else {}),
-        }
-
-
-def summarize(plan: Plan) -> dict[str, Any]:
-    """What a plan that can run comes to: its layout, time, money and MFU."""
-    t, run, static = plan.time, plan.training, plan.static
-    return {
-        "mesh": dataclasses.asdict(plan.layout),
-        "remat": static.model.remat,
-        "rows_per_device": plan.batch.rows_per_device,
-        "accumulate": static.accumulate,
-        "updates": static.updates,
-        "moments": static.moments,
-        "precision": static.precision,
-        "optimizer": static.optim.name,
-        "step_s": t.total_s,
-        "step_s_range": [t.low_s, t.high_s],
-        "days": run.days,
-        "days_range": [run.days_low, run.days_high],
-        "device_hours": run.device_hours,
-        "cost": run.cost,
-        "mfu": t.mfu,
-        "mfu_range": [t.mfu_low, t.mfu_high],
-    }
+        return plan_json(self)
 
 
 def uncounted_functions(static: config_lib.Static) -> tuple[str, ...]:
@@ -200,18 +144,30 @@ def plan(
 
     `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
     the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
-    served at once and their tokens (0: model.seq_len). `search`: for advice and, where this can't run, for the nearest
+    served at once and their tokens (0: model.seq_len). Of a mesh that `devices` hold several times (stage=16 on 64) the
+    rest is chosen. `search`: for advice and, where this can't run, for the nearest
     plan that does. Nothing is allocated. BadInput where a part of the plan raises it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    efficiency = efficiency or default_efficiency(machine)
+    if devices and search and (asked := partial_mesh(config_lib.static(config), devices, mesh)):
+        candidate = fill_mesh(config, machine, devices, efficiency, asked)
+        if candidate:
+            filled = plan(
+                candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,
+                critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s,
+                write_bytes_per_s=write_bytes_per_s, compile=compile, serve=serve,
+            )  # fmt: skip
+            return _after_filling(filled, candidate.changes, asked)
     static, notes = apply_mesh(config_lib.static(config), devices, mesh)
+    mesh_chosen = mesh is None and static.layout.devices > config_lib.static(config).layout.devices == 1
     refuse_unsupported(static)
     if static.model.remat == AUTO:
         choice = choose_remat(static, lambda option: step_memory(option, machine))
         static, notes = with_remat(static, choice.policy), [*notes, f"model.remat={choice.policy}: {choice.why}"]
     refusals.refuse_unsupported(static)
-    efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
+    steps = config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
     training = estimate_training(static, machine, steps, step, price_per_hour)
@@ -238,7 +194,7 @@ def plan(
         compiled=compile_step(static, machine) if compile else None,
         notes=(*notes, *uncounted_functions(static), *memory.notes, *([usable_note] if usable_note else [])),
     )  # fmt: skip
-    planned = dataclasses.replace(planned, refusal=find_refusal(static))
+    planned = dataclasses.replace(planned, refusal=find_refusal(static), mesh_chosen=mesh_chosen)
     if not search:
         return planned
 
@@ -258,6 +214,21 @@ def plan(
     return add_alternatives(planned, config, efficiency, alternative)
 
 
+def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, int]) -> Plan:
+    """`planned` on a mesh that was filled up by these `changes`: those of the plans beside it are added to them."""
+    names = [name for name in ("nearest", "unpinned", "narrower") if getattr(planned, name)]
+    beside = {name: getattr(planned, name) for name in names}
+    product = " x ".join(f"{axis}={size}" for axis, size in asked.items())
+    note = f"mesh: {product} takes {math.prod(asked.values()):,} of {planned.devices:,} devices; the rest was chosen"
+    return dataclasses.replace(
+        planned,
+        filled=changes,
+        faster=None if planned.faster is None else changes | dict(planned.faster),
+        notes=(note, *planned.notes),
+        **{name: dataclasses.replace(each, changes=changes | each.changes) for name, each in beside.items()},
+    )
+
+
 def add_alternatives(
     planned: Plan,
     config: ConfigDict,
@@ -275,6 +246,10 @@ def add_alternatives(
         planned = dataclasses.replace(planned, nearest=nearest, fits_from=fits_from)
     free = alternative(without_ramp(config, machine, devices, efficiency)) if devices > 1 else None
     reference = planned.meant
-    if free is None or (reference and free.plan.time.total_s > PINNED * reference.time.total_s):
-        return planned
-    return dataclasses.replace(planned, unpinned=free)
+    if free and not (reference and free.plan.time.total_s > PINNED * reference.time.total_s):
+        planned = dataclasses.replace(planned, unpinned=free)
+    if planned.meant is planned:
+        narrower = alternative(in_16_bits(config, planned.static, machine))
+        if narrower and narrower.plan.time.total_s <= PINNED * planned.time.total_s:
+            return dataclasses.replace(planned, narrower=narrower)
+    return planned

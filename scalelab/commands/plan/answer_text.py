@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from scalelab.commands.plan.counts import describe_marks, mark_count
 from scalelab.commands.plan.text import describe_memory_fit
-from scalelab.commands.plan.verdict_text import DAY_S, describe_setup, format_range
+from scalelab.commands.plan.verdict_text import DAY_S, GIB, describe_setup, format_figures, format_range
+from scalelab.plan.sweep.counts import list_front
 
 
 def describe_answers(answers: Sequence[Any]) -> list[str]:
@@ -64,12 +66,13 @@ def _loss(answer: Any) -> str:
 
 def _counts(answer: Any) -> list[str]:
     """Format the counts that were tried, by number of devices; the pick is marked."""
-    price = answer.plan.machine.price_per_hour
-    head = f"{'devices':>8} {'step, s':>9} {'days':>9} {'device-hours':>13}" + f" {'cost':>12}" * (price is not None)
+    price, pick = answer.plan.machine.price_per_hour, answer.plan.devices
+    front = list_front({each.devices: (each.device_hours, each.days, -each.margin_bytes) for each in answer.counts})
+    head = f"  {'devices':>8} {'step, s':>9} {'days':>9} {'device-hours':>13}" + f" {'cost':>12}" * (price is not None)
     rows = []
     for count in answer.counts:
         cost = "" if price is None else f" {count.device_hours * price:>12,.0f}"
-        mark = "  <- this plan" if count.devices == answer.plan.devices else ""
+        mark = mark_count(count.devices, pick, front)
         figures = f"{count.devices:>8,} {count.step_s:>9.4g} {count.days:>9.4g} {count.device_hours:>13,.0f}"
-        rows.append(f"{figures}{cost}{mark}")
-    return [head, *rows]
+        rows.append(f"{mark}{figures}{cost} {format_figures(count.margin_bytes / GIB):>10}")
+    return [f"{head} {'spare GiB':>10}", *rows, describe_marks(pick, front)]

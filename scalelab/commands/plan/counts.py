@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from scalelab import api
@@ -11,34 +11,62 @@ from scalelab.commands.plan.verdict_text import (
     DAY_S,
     GIB,
     command_line,
+    describe_fit,
     describe_run,
     describe_setup,
+    format_duration,
     format_figures,
     time_unit,
 )
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan.sweep.counts import pick_count
+from scalelab.plan.sweep.counts import list_front, pick_count
 
 
 def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]:
     """Plan one config on several numbers of devices, as JSON; printed unless JSON goes to standard output."""
-    low, high = parse_range(options.devices)
+    low, high = _find_range(options)
     if given := [name for name in RUN_OPTIONS if getattr(options, name) not in (None, False)]:
-        raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: --devices={low}")
+        nearest = f"--devices={low}" if low else "leave --days out"
+        raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: {nearest}")
+    days = options.days
     plans = api.plan_counts(
-        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price
-    )  # fmt: skip
+        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price, days=days
+    )
 
     def command(devices: int, changes: Mapping[str, Any]) -> str:
         return command_line(argparse.Namespace(**vars(options) | {"devices": devices}), changes)
 
     if options.json != "-":
-        print("\n".join(describe_counts(plans, command)))
+        print("\n".join(describe_counts(plans, command, days)))
     fitting = {devices: option for devices, option in plans.items() if option}
-    chosen = pick_count(fitting) if fitting else None
-    counts = [{"devices": devices} | (option.to_json() if option else {}) for devices, option in plans.items()]
+    chosen = pick_count(fitting, days) if fitting else None
+    front = list_front(_merits(fitting))
+    counts = [
+        {"devices": devices} | (option.to_json() | {"front": devices in front} if option else {})
+        for devices, option in plans.items()
+    ]
     return {"fits_from_devices": min(fitting, default=None), "pick": chosen, "counts": counts}
+
+
+def _find_range(options: Any) -> tuple[int | None, int | None]:
+    """The ends of --devices; (None, None) where --days alone chooses. BadInput for one number beside --days."""
+    if isinstance(options.devices, str):
+        return parse_range(options.devices)
+    if options.devices is not None:
+        raise BadInput(
+            f"--devices={options.devices} with --days={options.days:g}: the days choose the number; nearest: "
+            f"--devices=1..{options.devices}, or leave one of them out"
+        )
+    return None, None
+
+
+def _merits(fitting: Mapping[int, Any]) -> dict[int, tuple[float, float, float]]:
+    """(device hours, days, -free memory) of each count."""
+    return {
+        devices: (option.plan.training.device_hours, option.plan.training.days, -option.plan.memory.margin_bytes)
+        for devices, option in fitting.items()
+    }
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -49,7 +77,9 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(ends[0]), int(ends[1])
 
 
-def describe_counts(plans: Mapping[int, Any], command: Callable[[int, Any], str]) -> list[str]:
+def describe_counts(
+    plans: Mapping[int, Any], command: Callable[[int, Any], str], days: float | None = None
+) -> list[str]:
     """Format the plans of several counts; `pick_count` says which one is meant.
 
     `command`: a command line from a count and changed config keys.
@@ -57,22 +87,37 @@ def describe_counts(plans: Mapping[int, Any], command: Callable[[int, Any], str]
     fitting = {devices: option for devices, option in plans.items() if option}
     if not fitting:
         return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
-    devices = pick_count(fitting)
-    meant = fitting[devices].plan
+    devices = pick_count(fitting, days)
+    meant, front = fitting[devices].plan, list_front(_merits(fitting))
     slowest = max(option.plan.training.days for option in fitting.values())
     name, unit = time_unit(slowest * DAY_S)
+    first = f"fits from {min(fitting):,} devices on ({meant.machine.chip.name}); pick: {devices:,}, the most devices "
+    first += "within 5 % of the fewest device hours"
+    if days is not None:
+        first = f"{describe_fit(meant)}; the fewest tried that take at most {format_duration(days * DAY_S)}"
     text = [
-        f"fits from {min(fitting):,} devices on ({meant.machine.chip.name}); pick: {devices:,}, the most devices "
-        f"within 5 % of the fewest device hours",
+        first,
         describe_setup(meant),
         describe_run(meant),
         f"paste: {command(devices, fitting[devices].changes)}",
         "",
-        f"{'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
+        f"  {'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
     ]
     for count, option in plans.items():
-        text.append(_row(count, option.plan, unit) if option else f"{count:>8,}  does not fit")
-    return text
+        mark = mark_count(count, devices, front)
+        text.append(mark + _row(count, option.plan, unit) if option else f"  {count:>8,}  does not fit")
+    return [*text, describe_marks(devices, front)]
+
+
+def mark_count(devices: int, pick: int, front: Collection[int]) -> str:
+    """The first two characters of a count's row."""
+    return "> " if devices == pick else "* " if devices in front else "  "
+
+
+def describe_marks(pick: int, front: Collection[int]) -> str:
+    """Say what the marks of a table of counts mean."""
+    legend = "> the pick, * the rest of the front: no other count is as good in days, device hours and spare memory"
+    return legend if pick in front else f"{legend}; another count is better than the pick in all three"
 
 
 def _row(devices: int, plan: Any, unit: float) -> str:

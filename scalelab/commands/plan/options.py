@@ -125,7 +125,7 @@ def _add_budget_options(parser: Parser) -> None:
         help="money to spend on --hardware=KIND:PRICE, e.g. '$2M' or 50k",
     )
     parser.add_argument(
-        "--days", type=bounded_above_zero, metavar="X", help="days that a budget's run may take (default: 30)"
+        "--days", type=bounded_above_zero, metavar="X", help="days that the run may take (of a budget: 30)"
     )
     parser.add_argument(
         "--against",

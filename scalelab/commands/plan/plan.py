@@ -1,8 +1,9 @@
-"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N] [--mesh=fsdp=8,tensor=8] [--config.KEY=VALUE …]
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N | --days=X] [--mesh=fsdp=8] [--config.KEY=VALUE …]
 
 Plan a run before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
 range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure describes the
 config's real step; nothing is allocated, on any number of devices.
+  --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days
   --why               print conventions, sources, critical batches, saves and goodput too
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
@@ -49,7 +50,7 @@ from scalelab.errors import BadInput
 
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
-    "--config": (*BUDGET_OPTIONS, "law", "noise", "days"),
+    "--config": (*BUDGET_OPTIONS, "law", "noise"),
     "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS, "days"),
     "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price", "days"),
     "a budget on a machine": (*RUN_OPTIONS, "calibrate", "noise", "serve_tokens", "unique_tokens"),
@@ -105,7 +106,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
-    if isinstance(options.devices, str):
+    if isinstance(options.devices, str) or options.days is not None:
         return counts.compare_counts(options, config, efficiency) | facts
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
@@ -132,8 +133,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     if options.measure:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
     described = run_plan.to_json() | facts
-    if run_plan.nearest:
-        described["verdict"]["command"] = verdict_text.command_line(options, run_plan.nearest.changes)
+    if changes := run_plan.lead.changes if run_plan.lead else run_plan.filled:
+        described["verdict"]["command"] = verdict_text.command_line(options, changes)
     return described
 
 

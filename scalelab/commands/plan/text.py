@@ -20,9 +20,9 @@ def describe_plan(
     No time is printed of a plan that can't run, but the nearest that can.
     """
     text, meant = verdict_text.describe_verdict(plan, command), plan.meant
-    sections = [_arithmetic(plan, why), _memory(plan, "" if plan.runs else "as asked, ")]
-    if meant and not plan.runs:
-        sections.append(_memory(meant, "of the nearest plan that fits, "))
+    sections = [_arithmetic(plan, why), _memory(plan, "" if meant is plan else "as asked, ")]
+    if meant and meant is not plan:
+        sections.append(_memory(meant, "of the plan that is meant, "))
     if meant:
         sections += [_time(meant, why), _batch(meant, why)]
     if meant and why:
@@ -121,7 +121,11 @@ def _time(plan: Any, why: bool) -> list[str]:
         f"{format_figures(t.high_s / unit)}), {t.tokens_per_s:,.0f} tokens/s",
         *(f"  {line}" for line in t.assumptions if why),
     ]
-    return text + [f"  would save {format_figures(saved / unit)}: {trait}" for trait, saved in plan.savings.items()]
+    savings = dict(plan.savings)
+    if plan.narrower:
+        words = "16 bits, which change the numbers of the training: --config.precision.name=bf16"
+        savings = {words: t.total_s - plan.narrower.plan.time.total_s} | savings
+    return text + [f"  would save {format_figures(saved / unit)}: {trait}" for trait, saved in savings.items()]
 
 
 def _batch(plan: Any, why: bool) -> list[str]:
@@ -162,10 +166,11 @@ def _advice(plan: Any) -> list[str]:
             f"  {describe_memory_fit(False, change.margin_bytes)}: {verdict_text.list_options(change.changes)}"
             for change in plan.advice
         ]
-    text = ["advice: the same model and batch on as many devices, by predicted step time"]
+    ramp = "" if plan.meant is plan or not plan.runs else ", with the batch's warm-up"
+    text = [f"advice: the same model and batch on as many devices{ramp}, by predicted step time"]
     name, unit = time_unit(plan.advice[0].step_s)
     for change in plan.advice:
-        share = f" ({change.of_plan:.2f} of this)" if plan.runs else ""
+        share = f" ({change.of_plan:.2f} of this)" if plan.meant is plan else ""
         fit = describe_memory_fit(change.fits, change.margin_bytes)
         seconds, changes = format_figures(change.step_s / unit), verdict_text.list_options(change.changes)
         text.append(f"  {seconds} {name}{share}, {fit}: {changes}")

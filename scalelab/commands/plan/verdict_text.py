@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalelab.parallel import mesh
+from scalelab.plan.memory.account_error import describe_chance
+from scalelab.plan.step.operations import attention_kind
 
 GIB = 2**30
 KEPT_OPTIONS = (  # of the command line that is printed to be pasted; what it prints further stays a choice
@@ -18,22 +20,33 @@ TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("m
 
 def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
     """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from changed config keys."""
-    meant = plan.meant
-    total, active = (plan.flops.parameters[name] for name in ("total", "active"))
-    size = f"{total:.3g} parameters" + (f" ({active:.3g} active)" if active < total else "")
-    subject = f"{size} on {plan.devices:,} x {plan.machine.chip.name}"
+    meant, lead = plan.meant, plan.lead
+    subject = _subject(plan)
     if meant is None:
         return _describe_hopeless(plan, subject, command)
+    if lead is None:
+        filled = [f"paste: {command(plan.filled)}"] if plan.filled else []
+        return [describe_fit(plan), describe_setup(plan), describe_run(plan), *filled, _describe_faster(plan, command)]
+    alters = f"; it changes the numbers of the training: {', '.join(lead.alters)}" if lead.alters else ""
     if plan.runs:
-        memory = plan.memory
-        first = f"fits: {subject}, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device"
-        return [first, describe_setup(plan), describe_run(plan), _describe_faster(plan, command)]
-    alters = plan.nearest.alters
-    numbers = f"; it changes the numbers of the training: {', '.join(alters)}" if alters else ""
-    first = f"{_problem(plan, subject)}; nearest that fits{numbers}:"
-    paste = command(plan.nearest.changes)
-    pinned = _describe_unpinned(plan, command)
-    return [first, describe_setup(meant), describe_run(meant), f"paste: {paste}", *pinned]
+        first = f"{describe_fit(meant)}, without the batch's warm-up{alters}"
+    else:
+        first = f"{_problem(plan, subject)}; nearest that fits{alters}:"
+    paste = command(lead.changes)
+    return [first, describe_setup(meant), describe_run(meant), f"paste: {paste}", *_describe_pinned(plan, command)]
+
+
+def _subject(plan: Any) -> str:
+    total, active = (plan.flops.parameters[name] for name in ("total", "active"))
+    size = f"{total:.3g} parameters" + (f" ({active:.3g} active)" if active < total else "")
+    return f"{size} on {plan.devices:,} x {plan.machine.chip.name}"
+
+
+def describe_fit(plan: Any) -> str:
+    """Format that a plan fits, and how likely it runs out of memory all the same."""
+    memory, subject = plan.memory, _subject(plan)
+    chance = describe_chance(memory)
+    return f"fits: {subject}, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device" + (chance and f"; {chance}")
 
 
 def _describe_hopeless(plan: Any, subject: str, command: Callable[[Any], str]) -> list[str]:
@@ -43,7 +56,7 @@ def _describe_hopeless(plan: Any, subject: str, command: Callable[[Any], str]) -
     if least:
         text.append(f"least is lacking, {_gib(-least.margin_bytes)} GiB, with: {list_options(least.changes)}")
     more = f"it fits from {plan.fits_from:,} devices on" if plan.fits_from else "it fits on no number that was tried"
-    return [*text, f"{more} (of powers of two times {plan.devices:,})", *_describe_unpinned(plan, command)]
+    return [*text, f"{more} (of powers of two times {plan.devices:,})"]
 
 
 def _problem(plan: Any, subject: str) -> str:
@@ -52,19 +65,22 @@ def _problem(plan: Any, subject: str) -> str:
         return f"refused: {plan.refusal}"
     memory, host = plan.memory, plan.host
     if not memory.fits:
-        return f"does not fit: {subject} as asked, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device"
+        chance = describe_chance(memory)
+        size = f"{_gib(memory.total)} of {_gib(memory.capacity)} GiB a device"
+        return f"does not fit: {subject} as asked, {size}" + (chance and f" ({chance})")
     return f"does not fit: {subject} as asked, {_gib(host.total)} of {_gib(host.capacity)} GiB of the host"
 
 
 def describe_setup(plan: Any) -> str:
-    """Format mesh, remat, batch, updates, moments and formats of a plan."""
+    """Format mesh, remat, batch, updates, moments, formats and the kernel of attention of a plan."""
     static, batch = plan.static, plan.batch
     stages = f" x {batch.microbatches} micro-batches" if batch.microbatches > 1 else ""
     rows = f"{batch.rows_per_device:g} sequence{'s' * (batch.rows_per_device != 1)} a device"
     return (
         f"plan: {mesh.describe_mesh(dataclasses.asdict(plan.layout))}; remat {static.model.remat}; "
         f"{rows}{stages} x {static.accumulate} accumulated; "
-        f"updates {static.updates}, moments on {static.moments}; {static.optim.name} in {static.precision}"
+        f"updates {static.updates}, moments on {static.moments}; {static.optim.name} in {static.precision}; "
+        f"attention by {attention_kind(static, plan.machine)}"
     )
 
 
@@ -84,25 +100,40 @@ def describe_run(plan: Any) -> str:
 
 
 def _describe_faster(plan: Any, command: Callable[[Any], str]) -> str:
-    """Format the fastest change of a plan that fits; without a batch warm-up where that is what pins it."""
-    if pinned := _describe_unpinned(plan, command):
+    """Format the fastest change of a plan that fits, or 16 bits where they are faster still."""
+    if pinned := _describe_pinned(plan, command):
         return pinned[0]
-    if not plan.advice:
+    best, narrower = plan.advice[0] if plan.advice else None, plan.narrower
+    if narrower and not (best and best.step_s < narrower.plan.time.total_s):
+        step_s = narrower.plan.time.total_s
+        words = f"in 16 bits, which changes the numbers of the training, {format_duration(step_s)}"
+        return f"faster: {words} a step ({step_s / plan.time.total_s:.2f} of this): {command(narrower.changes)}"
+    if not best:
         return "faster: no change that was tried is faster and fits"
-    best = plan.advice[0]
     return f"faster: {format_duration(best.step_s)} a step ({best.of_plan:.2f} of this): {command(plan.faster)}"
 
 
-def _describe_unpinned(plan: Any, command: Callable[[Any], str]) -> list[str]:
+def _describe_pinned(plan: Any, command: Callable[[Any], str]) -> list[str]:
     """Format what the batch's warm-up costs, where it pins the plan."""
     if not plan.unpinned:
         return []
-    free, first = plan.unpinned.plan, plan.batch.first_tokens // plan.static.model.seq_len
-    return [
-        f"pinned: the batch's warm-up (schedule.batch_…) begins with {first:,} sequences a step, which limits "
-        f"the replicas; without it {format_duration(free.time.total_s)} a step, MFU {free.time.mfu:.1%}: "
-        f"{command(plan.unpinned.changes)}"
-    ]
+    first = plan.batch.first_tokens // plan.static.model.seq_len
+    head = (
+        f"pinned: the batch's warm-up (schedule.batch_…) begins with {first:,} sequences a step, which limits the "
+        "replicas; "
+    )
+    if plan.lead is not plan.unpinned:
+        free = plan.unpinned.plan
+        return [f"{head}without it {_step_and_mfu(free)}: {command(plan.unpinned.changes)}"]
+    if not plan.runs and not plan.nearest:
+        return [f"{head}nothing that was tried fits with it"]
+    return [f"{head}with it {_step_and_mfu(plan if plan.runs else plan.nearest.plan)}"]
+
+
+def _step_and_mfu(plan: Any) -> str:
+    return f"{format_duration(plan.time.total_s)} a step, {format_duration(plan.training.days * DAY_S)} in all, " + (
+        f"MFU {plan.time.mfu:.1%}"
+    )
 
 
 def list_options(changes: Mapping[str, Any]) -> str:

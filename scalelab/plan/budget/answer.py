@@ -15,7 +15,7 @@ from scalelab.plan.budget import allocate, lawbook
 from scalelab.plan.budget.allocate import Interval, allocate_budget, book_intervals
 from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.fit_machine import DAY_S, DEFAULT_DAYS, Count, Request, pick_count, run_config
-from scalelab.plan.budget.shape import BATCH_RULE, Shape, find_shape
+from scalelab.plan.budget.shape import BATCH_RULE, Shape, beyond_batch_rule, find_shape
 from scalelab.plan.machine.machine import KNOWN_MACHINES, Machine
 from scalelab.plan.machine.priced import refuse_missing_unit
 from scalelab.plan.whole import Plan, plan
@@ -110,12 +110,11 @@ def _answer_on(budget: Mapping[str, float], request: Request, book: LawBook, law
         if "params" not in budget:
             tokens *= n / shape.counted  # the FLOPs stay
         pick, counts = pick_count(shape, tokens, request)
-    config = run_config(shape, tokens, pick.devices, request)
+    config = config_lib.override(run_config(shape, tokens, pick.devices, request), dict(pick.changes))
     if hours:  # whole steps that the hours pay
         config.train.steps = _paid_steps(hours, pick, request.days)
         paid = config.train.steps * pick.batch_tokens
         counts = tuple(dataclasses.replace(count, **_of_tokens(count, paid)) for count in counts)
-    config = config_lib.override(config, dict(pick.changes))
     run = plan(config, request.machine, pick.devices)
     loss, interval, best = _losses(book, shape.counted, run.tokens)
     command = _command(config, request.machine, pick.devices)
@@ -124,13 +123,20 @@ def _answer_on(budget: Mapping[str, float], request: Request, book: LawBook, law
         n_convention=book.n_convention, n=float(shape.counted), d=float(run.tokens),
         flops=book.k * shape.counted * run.tokens, loss=loss, loss_interval=interval, level=book.level,
         best_loss=best, shape=shape, plan=run, counts=counts, command=command,
-        notes=(*_choices(request, pick), *book.notes, *book.beyond(book.k * shape.counted * run.tokens)),
+        notes=(*_choices(request, pick, run.tokens), *book.notes, *book.beyond(book.k * shape.counted * run.tokens)),
     )  # fmt: skip
 
 
-def _choices(request: Request, pick: Count) -> list[str]:
+def _choices(request: Request, pick: Count, tokens: float) -> list[str]:
     """What was chosen here because the question leaves it open."""
-    notes = [f"batch of {pick.batch_tokens / 1e6:.3g}M tokens by {BATCH_RULE}"]
+    notes = [f"batch of {pick.batch_tokens / 1e6:.3g}M tokens by {BATCH_RULE}{beyond_batch_rule(tokens)}"]
+    if pick.alters:
+        if "train.global_batch" in pick.alters:
+            notes = [f"batch of {pick.batch_tokens:,} tokens, as many as fit, not by {BATCH_RULE}"]
+        notes.append(
+            f"nothing fits on {pick.devices:,} x {request.machine.chip.name} as it is; changed for it, unlike the "
+            f"law's runs: {', '.join(pick.alters)}"
+        )
     if request.devices is None and request.days is None:
         why = f"so that it takes at most {DEFAULT_DAYS:g} days"
         if pick.days > DEFAULT_DAYS:
@@ -211,7 +217,7 @@ def _command(config: Any, machine: Machine, devices: int) -> str:
     """The command that plans this run again, as changes of the config START."""
     before = config_lib.leaves(config_lib.read_config_file(config_lib.find_config_file(START)))
     after = config_lib.leaves(config)
-    changes = {key: value for key, value in after.items() if before.get(key) != value}
+    changes = {key: value for key, value in after.items() if before.get(key) != value and key != "log.set_by"}
     options = " ".join(f"--config.{key}={_text(value)}" for key, value in changes.items())
     price = "" if machine.price_per_hour is None else f":{machine.price_per_hour:g}"
     return f"scalelab plan --config={START} --hardware={_short_name(machine)}{price} --devices={devices} {options}"

@@ -11,7 +11,8 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.plan.budget.shape import Shape, build_config
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.search import fastest_fit
+from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.memory.search import Candidate, fastest_fit, nearest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
 
@@ -29,7 +30,10 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # the f
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """One number of devices: the config's `changes` that fit best, a step's expected seconds, the run's days."""
+    """One number of devices: the config's `changes` that fit best, a step's expected seconds, the run's days.
+
+    `alters`: the changed keys that give a training other numbers.
+    """
 
     devices: int
     step_s: float
@@ -37,7 +41,9 @@ class Count:
     batch_tokens: int
     days: float
     device_hours: float
+    margin_bytes: int
     changes: Mapping[str, Any]
+    alters: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,28 +63,32 @@ def run_config(shape: Shape, tokens: float, devices: int, request: Request) -> "
     return config_lib.override(tree, dict(request.overrides))
 
 
-def choose_layout(config: "ConfigDict", machine: Machine, devices: int) -> tuple[dict[str, Any], float] | None:
-    """(changes to the config, expected seconds of a step) of the fastest layout that fits; None where none does."""
+def choose_layout(config: "ConfigDict", machine: Machine, devices: int, alter: bool = False) -> Candidate | None:
+    """The fastest layout that fits; None where none does.
+
+    `alter`: where none does, the nearest config that fits, by the levers that change numbers (`levers.py`).
+    """
     efficiency = default_efficiency(machine)
     try:
-        fit = fastest_fit(config_lib.resolve(config), {}, machine, devices, efficiency)
+        resolved = config_lib.resolve(config)
+        fit = fastest_fit(resolved, {}, machine, devices, efficiency)
+        return nearest_fit(resolved, machine, devices, efficiency) if fit is None and alter else fit
     except BadInput:
         return None
-    return None if fit is None else (fit.changes, expected_s(fit.static, machine, efficiency))
 
 
 def try_count(shape: Shape, tokens: float, devices: int, request: Request) -> Count | None:
-    """The run on so many devices; None where no layout fits."""
-    config = run_config(shape, tokens, devices, request)
-    choice = choose_layout(config, request.machine, devices)
-    if choice is None:
+    """The run on so many devices; None where no layout fits, and on the devices asked for where nothing does."""
+    machine = request.machine
+    fit = choose_layout(run_config(shape, tokens, devices, request), machine, devices, devices == request.devices)
+    if fit is None:
         return None
-    changes, step_s = choice
-    seconds = step_s * config.train.steps
-    batch_tokens = config.train.global_batch * config.model.seq_len
+    step_s = expected_s(fit.static, machine, default_efficiency(machine))
+    steps, batch_tokens = fit.config.train.steps, fit.config.train.global_batch * fit.config.model.seq_len
+    seconds, margin = step_s * steps, step_memory(fit.static, machine).margin_bytes
     return Count(
-        devices, step_s, config.train.steps, batch_tokens, seconds / DAY_S, seconds * devices / 3600, changes
-    )  # fmt: skip
+        devices, step_s, steps, batch_tokens, seconds / DAY_S, seconds * devices / 3600, margin, fit.changes, fit.alters
+    )
 
 
 def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tuple[Count, ...]]:
@@ -118,11 +128,10 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
         pick = fewer
     for share in BETWEEN:
         devices = int(share * pick.devices / 2)
-        whole_nodes = devices % request.machine.devices_per_node == 0 or devices < request.machine.devices_per_node
         if (
             pick.devices > 8
             and pick.days <= days
-            and whole_nodes
+            and in_whole_nodes(devices, request.machine)
             and (option := measure(devices))
             and option.days <= days
         ):
@@ -148,11 +157,16 @@ def _fastest(shape: Shape, request: Request, counts: Mapping[int, Count | None],
         return fastest
     raise BadInput(
         f"--days={days:g}: no count up to {MOST_DEVICES:,} devices is so fast for {name}; nearest: "
-        f"--days={_above(fastest.days):g} (on {fastest.devices:,})"
+        f"--days={round_up(fastest.days):g} (on {fastest.devices:,})"
     )
 
 
-def _above(days: float) -> float:
+def in_whole_nodes(devices: int, machine: Machine) -> bool:
+    """Whether a count is of whole nodes, or below one."""
+    return devices % machine.devices_per_node == 0 or devices < machine.devices_per_node
+
+
+def round_up(days: float) -> float:
     """`days` with three digits, rounded up."""
     return float(f"{days * 1.005:.3g}")
 

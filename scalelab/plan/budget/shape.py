@@ -105,6 +105,16 @@ def build_config(shape: Shape, tokens: float, devices: int, precision: str) -> "
 
 
 BATCH_RULE = "step_law: 0.58 D^0.571 tokens (Li et al. 2025)"
+BATCH_TOKENS = (4e9, 1e11)  # D of the dense models that it was fitted on (step-law.github.io)
+
+
+def beyond_batch_rule(tokens: float) -> str:
+    """That so many tokens lie outside of what the rule was fitted on, and by how much; "" where they don't."""
+    low, high = BATCH_TOKENS
+    if low <= tokens <= high:
+        return ""
+    times = f"{tokens / high:.3g} times the most" if tokens > high else f"{low / tokens:.3g} times less than the least"
+    return f", which was fitted on {low:.0e} to {high:.0e} tokens: {tokens:.3g} are {times}"
 
 
 def batch_sequences(tokens: float, seq_len: int, devices: int) -> int:

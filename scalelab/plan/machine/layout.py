@@ -83,6 +83,18 @@ def apply_mesh(
     return static, notes + layout_refusals(static)
 
 
+def partial_mesh(
+    static: Static, devices: int | None, mesh: str | Mapping[str, Any] | Layout | None = None
+) -> dict[str, int]:
+    """{axis: size} of a mesh that `devices` hold several times, as stage=16 on 64; {} of every other mesh."""
+    asked = dataclasses.asdict(static.layout) if mesh is None else parse_mesh(mesh)
+    sizes = {axis: int(asked.get(axis, 1)) for axis in mesh_lib.MESH_AXES if asked.get(axis, 1) != 1}
+    product = math.prod(sizes.values())
+    if devices is None or min(sizes.values(), default=0) < 1 or not 1 < product < devices or devices % product:
+        return {}
+    return sizes
+
+
 def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
     shape = static.model
     widths = shape.d_model, shape.d_kv_latent, shape.d_q_latent

@@ -92,6 +92,23 @@ def advise_changes(
     return _closest_to_fitting(static, memory_of, machine, efficiency, plan_s, most)
 
 
+def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked: dict[str, int]) -> list[Static]:
+    """The options on meshes that have the sizes `asked` of some axes, as far as they seem to fit, fastest first.
+
+    Where none does, the one that exceeds memory by the least.
+    """
+    memory_of = {
+        option: _estimate_memory(option, machine)
+        for option in _candidate_configs(static, machine, SHORT)
+        if all(getattr(option.layout, axis) == size for axis, size in asked.items()) and _trainer_verdict(option)[0]
+    }
+    fitting = {option: needed for option, needed in memory_of.items() if needed.fits}
+    if not fitting:
+        return sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes)[:1]
+    sized = dict.fromkeys(size for option, needed in fitting.items() for size in _micro_batch_sizes(option, needed))
+    return sorted(sized, key=lambda option: expected_s(option, machine, efficiency))
+
+
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
     """A step's memory with estimated activations: no trace of the whole model."""
     return step_memory(option, machine, saved_activations.estimate_saved_activations)
@@ -183,16 +200,14 @@ def _split_batch(static: Static, rows: int) -> Static | None:
     rows_per_replica, rest = divmod(static.global_batch, layout.data * layout.fsdp * rows)
     if rest:
         return None
-    microbatches = (
-        max((k for k in _divisors(rows_per_replica, WAVES * layout.stage)), default=1) if layout.stage > 1 else 1
-    )
-    layout = dataclasses.replace(layout, microbatches=microbatches)
-    accumulate = rows_per_replica // microbatches
     # A batch warm-up begins with whole micro-batches.
     first = (static.accumulate - len(static.batch_ramp)) * static.global_batch // static.accumulate
-    if first % (static.global_batch // accumulate):
-        return None
-    return dataclasses.replace(static, layout=layout, accumulate=accumulate)
+    for microbatches in _divisors(rows_per_replica, WAVES * layout.stage)[::-1] if layout.stage > 1 else [1]:
+        accumulate = rows_per_replica // microbatches
+        if first % (static.global_batch // accumulate) == 0:
+            layout = dataclasses.replace(layout, microbatches=microbatches)
+            return dataclasses.replace(static, layout=layout, accumulate=accumulate)
+    return None
 
 
 def _rows_at_once(static: Static) -> int:

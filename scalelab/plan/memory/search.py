@@ -1,6 +1,7 @@
 """The nearest plan that fits: a config with the fewest kinds of changes, on the fastest layout that it has then."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,22 +11,25 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import levers
-from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys
+from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys, list_fastest
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
+from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
 # Config keys that leave the numbers of a training as they are, to rounding: all others change them.
 SAME_NUMBERS = ("train.accumulate", "model.remat", "parallel.", "train.updates", "train.moments")
+COUNTED = 4  # exact counts of memory in the search for the rest of a mesh
 LARGEST_FACTOR = 1024  # times the devices asked, in the search for how many fit
 
 
@@ -76,9 +80,58 @@ def nearest_fit(
 
 
 def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
-    """The fastest plan that fits without the batch's warm-up, whose first batch limits layouts; None without one."""
+    """The fastest plan that fits without the batch's warm-up, whose first batch limits layouts; None without one.
+
+    It takes fewer steps, for as many tokens.
+    """
     changes = levers.remove_ramp(config)
-    return fastest_fit(config, changes, machine, devices, efficiency) if changes else None
+    if not changes:
+        return None
+    tokens = schedule_steps.tokens_before(config, config.train.steps)
+    steps = math.ceil(tokens / (config.train.global_batch * config.model.seq_len))
+    return fastest_fit(config, changes | {"train.steps": str(steps)}, machine, devices, efficiency)
+
+
+def fill_mesh(
+    config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency, asked: dict[str, int]
+) -> Candidate | None:
+    """The fastest plan on a mesh that has the sizes `asked` of some axes; None where the trainer takes none.
+
+    Of the first COUNTED options that seem to fit the first that does, else the fastest.
+    """
+    before = config_lib.static(config)
+    sizes: dict[str, Any] = {"data": devices // math.prod(asked.values())} | asked
+    if "data" in asked:
+        sizes |= {"fsdp": sizes.get("fsdp", 1) * devices // math.prod(asked.values())}
+    start = dataclasses.replace(before, layout=dataclasses.replace(before.layout, **sizes))
+    made: list[Candidate] = []
+    for option in list_fastest(start, machine, efficiency, asked):
+        keys = changed_keys(before, option)
+        try:
+            changed = config_lib.resolve(config_lib.override(config, keys))
+            static, _ = apply_mesh(config_lib.static(changed), devices)
+        except BadInput:
+            continue
+        if find_refusal(static) is None:
+            made.append(Candidate(changed, static, keys))
+            if fits(static, machine):
+                return made[-1]
+            if len(made) == COUNTED:
+                break
+    return made[0] if made else None
+
+
+def in_16_bits(config: ConfigDict, placed: Static, machine: Machine) -> Candidate | None:
+    """An fp32 plan in bf16, on the mesh where it is `placed`; None if it isn't fp32, or the chip has no such unit."""
+    if POLICIES[placed.precision].forward != "float32" or "bfloat16" not in machine.chip.flops:
+        return None
+    changes = {"precision.name": "bf16"} | changed_keys(config_lib.static(config), placed)
+    try:
+        made = config_lib.resolve(config_lib.override(config, changes))
+        static, _ = apply_mesh(config_lib.static(made), placed.layout.devices)
+    except BadInput:
+        return None
+    return Candidate(made, static, changes) if find_refusal(static) is None and fits(static, machine) else None
 
 
 def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:

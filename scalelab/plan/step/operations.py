@@ -25,6 +25,7 @@ from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
 
 SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of logits
+WHOLE = ("plain", "xla")  # kinds whose logits exist as a whole
 
 
 def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR_TRAITS) -> tuple[Operation, ...]:
@@ -165,7 +166,9 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
         # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
         logits = of.tokens * of.heads * unfused * (8 + 2 * a)
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
-        more = (traits.passes - 1) / traits.passes  # times `passes`, as all elementwise work
+        in_blocks = kind not in WHOLE and machine_platform(machine) == "gpu"
+        # Times `passes`, as all elementwise work.
+        more = ((traits.block_passes if in_blocks else traits.passes) - 1) / traits.passes
         ops.append(Operation("softmax, more passes", "block", "", 0.0, more * logits, passes + 1))
     return ops
 

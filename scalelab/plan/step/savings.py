@@ -23,6 +23,7 @@ TRAIT_DESCRIPTIONS = {
     "fused_attention": "attention by a fused kernel, whose logits stay on the chip",
     "attention_kernel": "attention by another fused kernel",
     "passes": "elementwise passes fused as far as they can be",
+    "block_passes": "passes over the logits of attention in blocks fused as far as they can be",
     "wide_outputs": "products that come in the activations' format",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
 }

@@ -66,6 +66,29 @@ def test_the_first_four_lines_are_the_answer_and_the_command_plans_it_again(caps
 
 
 @pytest.mark.full
+def test_a_small_card_gets_the_levers_that_a_config_gets_and_says_so(capsys):
+    """One RTX 4090 holds 5e9 parameters as configs/galore_7b.py holds its own; two hold nothing of it."""
+    argv = ["--params=5e9", "--tokens=1e9", "--hardware=rtx4090"]
+    assert main(["plan", *argv, "--devices=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "updates per_layer" in lines[2] and "galore8bit in bf16_stochastic" in lines[2] and "fits" in lines[2]
+    (note,) = (line for line in lines if "as it is; changed for it" in line)
+    assert all(key in note for key in ("optim.name", "precision.name", "train.global_batch"))
+    (command,) = (line.split(": ", 1)[1] for line in lines if line.startswith("again"))
+    again, result = answer(capsys, *shlex.split(command)[2:]), answer(capsys, *argv, "--devices=1")
+    assert again["verdict"]["fits"] and again["days"] == result["plan"]["days"] and again["tokens"] == result["d"]
+    assert result["d"] == pytest.approx(1e9, rel=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("tokens", "words"), [("1e9", "4 times less"), ("5e10", ""), ("15e12", "150 times the most")])
+def test_a_batch_beyond_what_its_rule_was_fitted_on_is_said(capsys, tokens, words):
+    assert main(["plan", "--params=1e8", f"--tokens={tokens}", "--hardware=h100", "--devices=8"]) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: batch of "))
+    assert note.endswith("(Li et al. 2025)") if not words else words in note and "fitted on 4e+09 to 1e+11" in note
+
+
+@pytest.mark.full
 def test_money_is_spent_and_not_more(capsys):
     """The dearer machine pays as many device-hours less; both are answered, the lower loss first."""
     result = answer(capsys, "--budget=$200k", "--hardware=h100:2.5,a100:2.5", "--devices=256")
@@ -85,9 +108,10 @@ def test_what_no_count_does_names_the_nearest_that_works(capsys):
     assert "nearest: --days=" in line
     nearest = line.split("nearest: ")[1].split()[0]
     assert answer(capsys, *RUN, nearest)["plan"]["days"] <= float(nearest.split("=")[1])
-    line = refusal(capsys, *RUN, "--devices=1")
+    small = [*RUN[:2], "--hardware=rtx4090"]
+    line = refusal(capsys, *small, "--devices=1")
     nearest = line.split("nearest: ")[1].split()[0]
-    assert answer(capsys, *RUN, nearest)["plan"]["memory_bytes"]["fits"]
+    assert answer(capsys, *small, nearest)["plan"]["memory_bytes"]["fits"]
 
 
 @pytest.mark.full

@@ -180,7 +180,10 @@ def test_where_a_plan_cannot_run_the_nearest_that_does_is_a_command_with_its_own
     assert result["verdict"]["command"] == text[3].removeprefix("paste: ") and not result["verdict"]["alters"]
     nearest, again = answer(capsys, *paste), in_lines(capsys, *paste)
     assert nearest["memory_bytes"]["fits"] and not any("refuses" in note for note in nearest["notes"])
-    assert nearest["verdict"]["step_s"] == result["verdict"]["step_s"] != result["time_s"]["total"]
+    assert nearest["verdict"]["step_s"] == result["verdict"]["step_s"] == nearest["time_s"]["total"]
+    for key in ("time_s", "mfu", "mfu_range", "tokens_per_s", "days", "device_hours", "checkpoint", "savings_s"):
+        assert result[key] is None and nearest[key] is not None, key
+    assert {each["of_plan"] for each in result["advice"]} == {None}
     assert again[1:3] == text[1:3]
 
 
@@ -222,6 +225,46 @@ def test_a_range_of_devices_says_from_how_many_on_it_fits(tmp_path, capsys):
     assert again["verdict"]["fits"] and again["verdict"]["days"] == result["counts"][-1]["days"]
 
 
+@pytest.mark.full
+def test_days_choose_the_fewest_devices_that_meet_them(capsys):
+    argv = [*LARGE, "--hardware=h100:2", "--config.precision.name=bf16", "--config.train.steps=100000"]
+    text, result = in_lines(capsys, *argv, "--days=2"), answer(capsys, *argv, "--days=2")
+    days = {each["devices"]: each.get("days") for each in result["counts"]}
+    pick = result["pick"]
+    assert days[pick] <= 2 and all(spent is None or spent > 2 for n, spent in days.items() if n < pick)
+    assert text[0].startswith("fits: ") and f"on {pick} x H100" in text[0] and "at most 2 days" in text[0]
+    again = answer(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))
+    assert again["verdict"]["fits"] and again["days"] == days[pick] and again["devices"] == pick
+    assert any(line.startswith(f"> {pick:>8,} ") for line in text)
+    assert main(["plan", *argv, "--days=1e-5"]) == 2
+    nearest = capsys.readouterr().err.split("nearest: ")[1].split()[0]
+    assert nearest.startswith("--days=") and answer(capsys, *argv, nearest)["pick"]
+
+
+@pytest.mark.full
+def test_the_front_leaves_out_what_another_count_beats_in_days_hours_and_memory(capsys):
+    argv = ["--config=configs/recipes/llama3_8b.py", "--hardware=h100:2.5", "--devices=8..64"]
+    counts = answer(capsys, *argv)["counts"]
+    hours = {each["devices"]: each["device_hours"] for each in counts}
+    assert {each["devices"]: each["front"] for each in counts} == {8: False, 16: True, 32: True, 64: True}
+    assert hours[8] > hours[16]  # as it has to split the weights by tensor
+    marks = [line[0] for line in in_lines(capsys, *argv)[6:10]]
+    assert marks == [" ", "*", "*", ">"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "nearest"),
+    [
+        (["--devices=4"], "nearest: --devices=1..4"),
+        (["--mesh=fsdp=2"], "--mesh is for one number of devices; nearest: leave --days out"),
+        (["--single-gpu"], "nearest: leave --days out"),
+    ],
+)
+def test_days_refuse_what_is_of_one_plan(capsys, argv, nearest):
+    assert main(["plan", TINY, "--hardware=h100", "--days=3", *argv]) == 2
+    assert nearest in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--against=model.n_layers=4", "--why", "--serve-batch=2", "--mtbf-hours=9"])
 def test_a_range_of_devices_refuses_what_is_of_one_plan(option, capsys):
     assert main(["plan", *LARGE, "--hardware=h100:2", "--devices=1..4", option]) == 2
@@ -244,9 +287,40 @@ def test_a_printed_command_keeps_what_was_asked(capsys):
 
 
 @pytest.mark.full
-def test_405_billion_parameters_say_that_the_warm_up_of_the_batch_pins_them(capsys):
+def test_405_billion_parameters_begin_with_the_plan_that_no_warm_up_of_the_batch_pins(capsys):
+    """The plan as asked is the remark; both train on as many tokens. On a mesh of one's own that is the plan."""
     argv = ["--config=configs/recipes/llama3_405b.py", "--hardware=h100", "--devices=16384"]
-    line = in_lines(capsys, *argv)[3]
-    assert line.startswith("pinned: the batch's warm-up") and "512 sequences" in line
-    free = answer(capsys, *line.split(": scalelab plan ")[1].split(" "))["verdict"]
-    assert free["fits"] and free["step_s"] <= 12.6
+    text, result = in_lines(capsys, *argv), answer(capsys, *argv)
+    assert text[0].startswith("fits: ") and "changes the numbers of the training: schedule.batch_stages" in text[0]
+    assert text[4].startswith("pinned: the batch's warm-up") and "512 sequences" in text[4] and not text[5]
+    paste = text[3].removeprefix("paste: scalelab plan ").split(" ")
+    free, verdict = answer(capsys, *paste), result["verdict"]
+    assert free["verdict"]["fits"] and free["verdict"]["step_s"] == verdict["step_s"] <= 12.6
+    assert in_lines(capsys, *paste)[1:3] == text[1:3] and verdict["days"] < 140
+    assert free["tokens"] == pytest.approx(result["tokens"], rel=1e-5)
+    assert verdict["with_batch_warmup"]["days"] == result["days"] > 3 * verdict["days"]
+    meshed = in_lines(capsys, *argv, "--mesh=fsdp=512,tensor=8,context=4")
+    assert meshed[2].split(" a step")[0] == "time: 47 s (38.7 to 94)" and meshed[3].startswith("pinned: ")
+
+
+@pytest.mark.full
+def test_an_fp32_plan_that_runs_names_what_16_bits_would_save(capsys):
+    argv = [*LARGE, "--hardware=h100", "--devices=8", "--mesh=fsdp=8", "--config.train.accumulate=8"]
+    text, result = in_lines(capsys, *argv), answer(capsys, *argv)
+    words = "faster: in 16 bits, which changes the numbers of the training, "
+    assert text[3].startswith(words) and any("would save" in line and "precision.name=bf16" in line for line in text)
+    assert "precision.name" in result["verdict"]["in_16_bits"]["alters"]
+    again = in_lines(capsys, *text[3].split(": scalelab plan ")[1].split(" "))
+    assert again[2].startswith(f"time: {text[3].removeprefix(words).split(' a step')[0]} (") and "in bf16" in again[1]
+
+
+@pytest.mark.parametrize(("spare", "words"), [(1.01, "runs out of memory"), (0.95, "fits"), (1.3, "")])
+def test_a_margin_below_the_error_of_the_account_is_said_as_a_chance(tmp_path, capsys, spare, words):
+    memory, whole = answer(capsys, TINY, "--hardware=h100")["memory_bytes"], load_machine("h100").chip.hbm_bytes
+    card = tmp_path / "card.json"
+    share = memory["total"] * spare / memory["capacity"]
+    card.write_text(json.dumps({"base": "h100", "hbm_bytes": round(whole * share)}))
+    first = in_lines(capsys, TINY, f"--hardware={card}")[0]
+    assert first.startswith("fits: " if spare > 1 else "does not fit: ")
+    assert (f"that it {words} all the same: compiled peaks" in first) == bool(words), first
+    assert not words or "checks/results/compiled.md" in first

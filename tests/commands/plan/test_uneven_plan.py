@@ -41,3 +41,32 @@ def test_memory_time_and_bubble_follow_the_slots(capsys):
     assert exchanged == pytest.approx(2 * memory["copies"] * 15 / 16 / (50e9 * 0.7), rel=1e-3)
     ticks = time["compute"] + time["hbm"] + time["exposed"]["tensor"] + time["exposed"]["stage"] - exchanged
     assert time["bubble"] == pytest.approx((STAGE - 1) / MICROBATCHES * ticks, rel=1e-3)
+
+
+@pytest.mark.full
+def test_the_rest_of_a_mesh_is_chosen_and_typed_out(capsys):
+    """16 stages alone are 16 of 2,048 devices; the batch's warm-up leaves a pipeline its micro-batches."""
+    argv = ["--config=configs/recipes/llama3_405b.py", "--hardware=h100", "--devices=2048"]
+    assert main(["plan", *argv, "--config.parallel.stage=16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("fits: ") and lines[1].startswith("plan: stage=16 x ")
+    assert "note: mesh: stage=16 takes 16 of 2,048 devices; the rest was chosen" in lines
+    words = lines[3].removeprefix("paste: scalelab plan ").split(" ")
+    assert main(["plan", *words]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[:3] == lines[:3] and not any("the rest was chosen" in line for line in again)
+    assert main(["plan", *argv, "--config.parallel.stage=16", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["mesh"]["stage"] == 16 and result["mesh"]["microbatches"] >= 16 > 15 * result["mfu"]
+    assert result["verdict"]["command"] == lines[3].removeprefix("paste: ")
+
+
+@pytest.mark.full
+def test_a_command_beside_a_filled_mesh_names_all_of_its_mesh(capsys):
+    argv = ["plan", "--config=configs/recipes/llama3_8b.py", "--hardware=h100", "--devices=64"]
+    assert main([*argv, "--mesh=tensor=4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "tensor=4" in lines[1] and lines[3].startswith("paste: ") and lines[4].startswith("faster: ")
+    seconds, words = lines[4].removeprefix("faster: ").split(" a step (")[0], lines[4].split(": scalelab plan ")[1]
+    assert main(["plan", *words.split(" ")]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith(f"time: {seconds} (")

@@ -5,14 +5,18 @@ import pathlib
 
 import pytest
 
+from checks.speed.step_times.rows import build_static
 from scalelab import config as config_lib
+from scalelab.__main__ import main
 from scalelab.config import Layout
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.step.device_share import Operation
+from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import attention_kind, keys_per_query, step_operations
 from scalelab.plan.step.savings import cost_of_traits
-from scalelab.plan.step.time import step_time
+from scalelab.plan.step.time import by_size, step_time
 
 LLAMA = config_lib.static(config_lib.load(str(pathlib.Path(__file__).parents[3] / "configs/recipes/llama3_8b.py")))
 LLAMA = dataclasses.replace(LLAMA, layout=Layout(fsdp=8), accumulate=128)
@@ -44,6 +48,41 @@ def test_documents_of_llama_3_are_in_the_kernel(static):
     assert cost == pytest.approx(blocks.total_s - fused.total_s)
     assert not [words for words in cost_of_traits(static, h100) if "fused kernel" in words]
     assert any("by their starts and lengths; batches of more than" in line for line in fused.assumptions)
+
+
+@pytest.mark.parametrize(("kernel", "ms"), [("cudnn", 2.51), ("blockwise", 19.2), ("xla", 18.4)])
+def test_each_kernel_takes_what_it_took_on_an_h100(kernel, ms):
+    """checks/results/gpu.md: 4 sequences of 4,096 tokens, 16 heads of 128, forward and backward in bf16."""
+    h100 = load_machine("h100")
+    of = build_static("llama", 1, 2048, 16, 4, 4096, 1024, model={"attention": kernel})
+    shares, planned_s = default_efficiency(h100), 0.0
+    for op in by_size(step_operations(of, h100), shares):
+        if op.part == "block" and op.name.startswith(("attention", "softmax")):
+            flops_s = op.flops / (h100.chip.flops["bfloat16"] * shares.attention.expected)
+            planned_s += op.times * max(flops_s, op.bytes / (h100.chip.hbm_bytes_per_s * shares.hbm.expected))
+    assert 1e3 * planned_s == pytest.approx(ms, rel=0.15)
+
+
+def test_cudnns_share_grows_with_length_as_flash_attention_3s_figures_have_it():
+    """Shah et al. 2024, figure 5, H100, causal, heads of 128: 315, 410, 484, 518, 529 and 539 TFLOP/s."""
+    shares = default_efficiency(load_machine("h100"))
+    lengths, published = [512 * 2**k for k in range(6)], [315, 410, 484, 518, 529, 539]
+    of = Operation("attention", "block", "bfloat16", 1.0, 0.0, 1, 1.0, "cudnn")
+    planned = [shares.relative_share(dataclasses.replace(of, least_side=float(n))) for n in lengths]
+    scale = published[-1] / planned[-1]
+    assert [scale * share for share in planned] == pytest.approx(published, rel=0.05)
+
+
+@pytest.mark.full
+def test_the_command_names_the_kernel_and_what_its_lack_costs(capsys):
+    argv = ["plan", "--config=configs/medium.py", "--hardware=h100", "--config.precision.name=bf16"]
+    lines = {}
+    for kernel in ("auto", "blockwise"):
+        assert main([*argv, f"--config.model.attention={kernel}", "--config.model.remat=full"]) == 0
+        lines[kernel] = capsys.readouterr().out.splitlines()
+    assert lines["auto"][1].endswith("; attention by cudnn")
+    assert lines["blockwise"][1].endswith("; attention by blockwise")
+    assert any("would save" in line and "by a fused kernel" in line for line in lines["blockwise"])
 
 
 def test_what_the_backward_keeps_of_cudnn_has_its_output_in_16_bits():

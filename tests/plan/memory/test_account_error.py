@@ -1,0 +1,31 @@
+"""The error of the account of memory is that of the compiled steps' table, and what a chance is of it."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+
+import pytest
+
+from scalelab.plan.memory import account_error
+from scalelab.plan.memory.memory import Memory
+
+TABLE = pathlib.Path(__file__).parents[3] / "checks/results/compiled.json"
+MEMORY = Memory({}, 1000, 1000, 1000, True, 0, 0, ())
+
+
+def test_the_error_is_that_of_the_steps_that_were_compiled():
+    rows = json.loads(TABLE.read_text())
+    errors = [math.log(peak / planned) for planned, peak in (row["peak_bytes"] for row in rows) if peak]
+    assert len(errors) == account_error.STEPS
+    assert statistics.mean(errors) == pytest.approx(account_error.MEAN, abs=5e-4)
+    assert statistics.stdev(errors) == pytest.approx(account_error.DEVIATION, abs=5e-4)
+    low, high = (f"{abs(math.expm1(end)):.0%}".replace("%", " %") for end in (min(errors), max(errors)))
+    assert f"{low} below the plan's to {high} above" in account_error.SOURCE
+
+
+def test_the_chance_falls_with_what_is_left():
+    chances = [account_error.out_of_memory(dataclasses.replace(MEMORY, capacity=n)) for n in (900, 1000, 1050, 2000)]
+    assert chances == sorted(chances, reverse=True) and 0.25 < chances[1] < 0.4 and chances[3] < 1e-5
+    assert chances[0] > 0.9
