@@ -146,7 +146,7 @@ def all_but_the_last() -> Any:
 
     def route(shape: Any, logits_BSE: Any, bias_E: Any) -> Any:
         last = jnp.arange(shape.n_experts) == shape.n_experts - 1
-        return right(shape, jnp.where(last, -1e9, logits_BSE), bias_E)
+        return right(shape, jnp.where(last, -1e9, logits_BSE), jnp.where(last, -1e9, 0.0 if bias_E is None else bias_E))
 
     return replaced(experts, "route_tokens", route)
 
@@ -176,9 +176,7 @@ PLANTS = {
     "a bias of -10 brought along": Plant(DEAD, EXPERTS, fork=lambda: biased({3: -FAR})),
     "choice among all but the last": Plant(DEAD, EXPERTS, fork=all_but_the_last),
     "skewed init, no balance": Plant(DEAD, EXPERTS | NO_BALANCE, fork=lambda: edited(skew({3: -FAR}))),
-    "a frozen column of the router, aux 1e-2": Plant(
-        DEAD, EXPERTS | NO_BALANCE | {"model.balance_weight": 0.01}, fork=lambda: frozen_column(5)
-    ),
+    "a frozen column of the router, no balance": Plant(DEAD, EXPERTS | NO_BALANCE, fork=lambda: frozen_column(5)),
     "biases lost in the middle of a run": Plant(
         DEAD, EXPERTS | {"model.n_experts": 16, "model.experts_per_token": 2},
         fork=lambda: biased({0: -FAR, 9: -FAR}, step=140),
