@@ -8,8 +8,8 @@ from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, spikes
+from scalelab.diagnose.checks.leaves import experts, measured, moved, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
-from scalelab.diagnose.checks.leaves import measured, moved, scales
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
@@ -24,6 +24,7 @@ FAMILIES = (
     live,
     reference,
     leaves_live,
+    experts,
     measured,
     moved,
     scales,

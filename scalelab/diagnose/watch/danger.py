@@ -6,8 +6,8 @@ The signs' thresholds are those of the guard (OLMo-core's and PaLM's among them)
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ WEIGHTS = {  # weight 0: too rare in those runs, but still shown
     "blown_up": 7.35, "no_better": 1.01, "rising": 0.00, "climbing": 0.00,
     "large_updates": 0.29, "skips": 0.43, "alarms": 0.56,
 }  # fmt: skip
+EXPERT_SIGNALS = ("dead_expert", "router_collapsed", "experts_back")  # of the guard (`train/expert_alarms.py`)
 BLOWN_UP = 100  # multiple of ln V from which no choosing run came back; one at 52 did
 UPDATE_SHARE = 0.1  # update norm / weights' norm of a step: far beyond the 1e-3 to 1e-2 of healthy runs
 
@@ -39,12 +40,12 @@ def judge_danger(run: Curve) -> Danger:
     if run.val_loss is not None:
         return Danger(0.0, ())
     signs = find_signs(run)
-    odds = math.exp(INTERCEPT + sum(WEIGHTS[name] for name, _ in signs))
+    odds = math.exp(INTERCEPT + sum(WEIGHTS.get(name, 0.0) for name, _ in signs))
     return Danger(odds / (1 + odds), tuple(text for _, text in signs))
 
 
 def find_signs(run: Curve) -> list[tuple[str, str]]:
-    """Find the run's signs of divergence, each as (a key of WEIGHTS, a description)."""
+    """Find the run's signs of divergence, each as (a key of WEIGHTS, a description); `experts` is shown alone."""
     return [sign for sign in (_peak_sign(run), _loss_sign(run), *_norm_signs(run), *_event_signs(run)) if sign]
 
 
@@ -95,6 +96,14 @@ def _norm_signs(run: Curve) -> list[tuple[str, str]]:
 def _event_signs(run: Curve) -> list[tuple[str, str]]:
     since = (1 - RECENT_SHARE) * run.step
     kinds: Sequence[str] = [e["kind"] for e in run.events if e["step"] is not None and since < e["step"] <= run.step]
-    skips, alarms = kinds.count("skip"), kinds.count("guard")
+    skips, alarms = kinds.count("skip"), kinds.count("guard") - len(_expert_alarms(run, since))
     signs = [("skips", f"{skips} steps skipped since step {since:.0f}")] if skips else []
-    return signs + ([("alarms", f"{alarms} alarms of the guard since step {since:.0f}")] if alarms else [])
+    signs += [("alarms", f"{alarms} alarms of the guard since step {since:.0f}")] if alarms else []
+    texts = [str(event.get("text", "")).partition(";")[0] for event in _expert_alarms(run, 0)[-1:]]
+    return signs + [("experts", f"last alarm on experts: {text}") for text in texts]
+
+
+def _expert_alarms(run: Curve, since: float) -> list[Mapping[str, Any]]:
+    """The guard's alarms on experts after step `since`; experts are no sign of divergence."""
+    chosen = [event for event in run.events if event["kind"] == "guard" and event.get("signal") in EXPERT_SIGNALS]
+    return [event for event in chosen if event["step"] is not None and since < event["step"] <= run.step]

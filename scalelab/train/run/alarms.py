@@ -19,12 +19,13 @@ from scalelab.config.choices import DETECTORS, GUARD_POLICIES
 from scalelab.numbers.forecast import FORECAST_STEPS, forecast_sigmas
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records
+from scalelab.train.expert_alarms import ExpertAlarms
 from scalelab.train.run.feed import GuardMemory
 from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS
 from scalelab.train.step.incident import SHAPES
-from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.metrics import EXPERTS, LAYERS
 from scalelab.train.step.report.layers import DUE, WORST
 
 LAST, BEFORE = 32, 64  # steps whose medians are compared
@@ -90,6 +91,7 @@ class Alarms:
         self.run, self.describe_rows = run, describe_rows
         self.call: Call | None = None
         self.facts: dict[str, Any] = {"risen_since": None, "climbed": None, "early": 0} | run.facts.get("alarms", {})
+        self.experts = ExpertAlarms(run.spec.static.model.experts_per_token, self.facts.get("experts"))
         self.on = isinstance(memory, guard.GuardState)
         self.policy, self.events = GUARD_POLICIES[run.spec.static.guard.policy], 0
         if isinstance(memory, guard.GuardState):
@@ -115,6 +117,8 @@ class Alarms:
             self.base_step = step + int(i)
         self._risen(step, np.asarray(metrics["train_loss"])[:n], report)
         self._climbing(step, n, metrics)
+        if EXPERTS in metrics:
+            self.facts["experts"] = self.experts.read(step, n, metrics, self._event)
         self.run.record["spike_score"] = float(report.score[-1])
         self.run.facts["alarms"] = self.facts
 

@@ -14,7 +14,7 @@ from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.run.session import Progress
 from scalelab.train.step.guard import GUARD, OUTLIERS
-from scalelab.train.step.metrics import LAYERS, as_number
+from scalelab.train.step.metrics import ARRAYS, LAYERS, as_number
 from scalelab.train.step.report.layers import DUE
 from scalelab.train.step.report.report import STEP_METRICS
 
@@ -91,7 +91,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
     names = [
         *(name for name in STEP_METRICS if name in metrics),
-        *sorted(metrics.keys() - {*STEP_METRICS, LAYERS, GUARD}),
+        *sorted(metrics.keys() - {*STEP_METRICS, *ARRAYS}),
     ]
     lines = []
     for i in range(n):

@@ -16,7 +16,7 @@ from scalelab.errors import WorkFailed
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.train.run.run import Run
 from scalelab.train.step.guard import GUARD
-from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.metrics import ARRAYS
 from scalelab.train.step.program import Batches, Program
 
 MOST_NAMED = 3  # devices
@@ -84,7 +84,7 @@ class Rerun:
         """The first value of each run with other bits: `train_loss 3.1 and 9.2 at the dispatch's step 2`."""
         lines = []
         for (_, ours), (_, theirs) in zip(self._going_on(one), self._going_on(other), strict=True):
-            names = sorted(ours.keys() - {LAYERS, GUARD})
+            names = sorted(ours.keys() - {*ARRAYS})
             pairs = jax.device_get([(ours[name], theirs[name]) for name in names])
             bits = [_bits(x)[:n] != _bits(y)[:n] for x, y in pairs]
             steps = [int(np.argmax(each.any(axis=1))) if each.any() else n for each in bits]

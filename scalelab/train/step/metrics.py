@@ -11,7 +11,9 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.record import listing
 from scalelab.train.step.guard import GUARD
 
-LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
+LAYERS = "layers"  # a dict of [L] and [] arrays, written to layers.jsonl
+EXPERTS = "experts"  # arrays of each step for the guard's alarms (`report/experts.py`); not written
+ARRAYS = (LAYERS, EXPERTS, GUARD)  # metrics that are not a number each
 NAME = re.compile(r"[A-Za-z_][\w-]*(/[\w-]+)*")
 READ_BY_LOOP = (
     "train_loss",
@@ -27,11 +29,11 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
     """Raise BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
 
     `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a
-    group is one panel of the report. `LAYERS` and `guard.GUARD`, which hold arrays, are exempt. Names that the
+    group is one panel of the report. ARRAYS are exempt. Names that the
     loop writes itself, and columns of `scalelab runs`, are taken.
     """
     for name, value in metrics.items():
-        if name not in (LAYERS, GUARD) and (problem := describe_unloggable(name, value)):
+        if name not in ARRAYS and (problem := describe_unloggable(name, value)):
             raise BadInput(f"the step's metric {name!r} {problem}")
     for name in READ_BY_LOOP:
         if name not in metrics:

@@ -138,6 +138,9 @@ def test_every_sign_of_divergence_raises_the_chance(one):
     events = [{"kind": kind, "step": run.step} for kind in ("skip", "guard", "note")]
     noted = danger.judge_danger(dataclasses.replace(run, events=events))
     assert [sign[:7] for sign in noted.signs] == ["1 steps", "1 alarm"]
+    expert = {"kind": "guard", "step": 9, "signal": "dead_expert", "text": "block 1, expert 3: no token; nothing done"}
+    shown = danger.judge_danger(dataclasses.replace(run, events=[expert]))
+    assert shown == (calm.chance, ("last alarm on experts: block 1, expert 3: no token",))
     dead = changed(train_loss=np.full(n, run.ceiling), grad_norm=np.zeros(n), update_norm=np.full(n, np.nan))
     assert len(dead.signs) == 1  # without a warning, which fails a test
     assert danger.judge_danger(dataclasses.replace(run, status="diverged")).chance == 1

@@ -17,6 +17,7 @@ Names and definitions (L layers; a group is a parameter outside the blocks: `emb
     block_NAME [L]                            what a block gives besides (`model/sums/block_sums.py`): of a loss, nats a
                                               token; of a count, how many a token, or of one for each of E, its largest
                                               entry over their mean; a maximum
+    expert_share/LAYER [E], expert_entropy [L], …  see `experts.py`
     token_loss/p50, /p99, /max                quantiles (nearest rank) of the loss of the batch's tokens, in nats
     worst/loss_1, worst/row_1, …              mean loss of the WORST sequences, highest first; their rows of the batch
     embedding/frequent, /middle, /rare        mean norm of the embedding's rows after the update, by thirds of them in
@@ -73,7 +74,7 @@ def layer_norms(static: Static, tree: Any) -> Norms:
     """The L2 norm of each block [L] and of each group [], in the model's order, of a tree like the parameters."""
     norms = {name: jnp.sqrt(_squares(part, 0)) for name, part in tree.items() if not is_stack(name)}
     blocks = {stack.name: jnp.sqrt(_squares(tree[stack.name], 1)) for stack in stacks(static.model)}
-    return norms | {BLOCKS: _by_layer(static, blocks)}
+    return norms | {BLOCKS: by_layer(static, blocks)}
 
 
 def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
@@ -87,10 +88,10 @@ def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
     if rest == shares:
         return shares
     nothing = {stack.name: jnp.zeros(stack.depth) for stack in stacks(static.model)}  # a stack without second moments
-    return rest | {BLOCKS: _by_layer(static, nothing | shares)}
+    return rest | {BLOCKS: by_layer(static, nothing | shares)}
 
 
-def _by_layer(static: Static, values: Mapping[str, jax.Array]) -> jax.Array:
+def by_layer(static: Static, values: Mapping[str, jax.Array]) -> jax.Array:
     """[L] in the model's order, of values by stack."""
     return pipeline.in_model_order(static, join_stacks(static.model, values))
 

@@ -11,8 +11,8 @@ from scalelab.optim.clip import clip_ratio
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
 from scalelab.train.step import hooks
-from scalelab.train.step.metrics import LAYERS
-from scalelab.train.step.report import layers
+from scalelab.train.step.metrics import EXPERTS, LAYERS
+from scalelab.train.step.report import experts, layers
 from scalelab.train.step.report.read import read_metrics
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.variables import Outcome
@@ -39,6 +39,9 @@ def report(
     if verdict.due is not None:
         metrics |= {LAYERS: _layer_metrics(static, after, outcome, verdict.due)}
     metrics |= layers.block_metrics(gradient.sums)
+    if static.model.n_experts:
+        metrics |= experts.expert_metrics(static, gradient.sums, after)
+        metrics |= {EXPERTS: experts.guard_signals(gradient.sums)} if static.guard.watches else {}
     if static.own_loss:
         metrics |= {hooks.LOSS_TERM: gradient.sums.term / jnp.maximum(gradient.sums.tokens, 1.0)}
     if static.own_metrics:
@@ -58,5 +61,6 @@ def _layer_metrics(static: Static, after: TrainState, outcome: Outcome, due: jax
     by_layer = outcome.updated.norms.by_layer | {"grad_norm": grad_norm}
     values = layers.describe_layers(static, sums.measures, sums.tokens, **by_layer)
     values |= {f"block_{name}": x for name, x in layers.describe_block_sums(sums).items()}
+    values |= experts.describe_experts(static, sums, after) if static.model.n_experts else {}
     batch = layers.describe_batch(due, sums.measures.head.token_nll, after.params, outcome.tokens)
     return values | batch | {layers.DUE: due}
