@@ -27,6 +27,7 @@ from scalelab.model.experts.ways import Way, choose_way
 from scalelab.model.layers import GATED, MLP, UNGATED, BareParameter, BareVariable, projection_init
 from scalelab.model.products.parts import GatheredSequence, whole_sequence
 from scalelab.model.products.saved import keep_inputs, name_product
+from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, give_sum
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform
@@ -79,7 +80,11 @@ class Experts(nn.Module):
         def weigh(weight_P: jax.Array, *inner: jax.Array) -> jax.Array:
             return (activation(*inner) * weight_P[:, None]).astype(inner[0].dtype)
 
-        return product("down", keep_inputs(weigh)(weight_P, *inner))
+        h_PF = keep_inputs(weigh)(weight_P, *inner)
+        if due is not None:
+            units = measures.expert_measures(due, h_PF, rows.expert_P, self.shape.n_experts)
+            self.put_variable(measures.COLLECTION, "units", units)
+        return product("down", h_PF)
 
     def _route(self, x_BSD: jax.Array, counts_BS: jax.Array | None) -> Routing:
         """Each token's experts; gives what is counted of them, and the losses that balance them."""

@@ -43,6 +43,12 @@ class Rows(NamedTuple):
         return self.source_P // self.position_TK.shape[1]
 
     @property
+    def expert_P(self) -> jax.Array:
+        """The expert of each row, of an empty one that before it."""
+        index_P = jnp.arange(self.source_P.size)
+        return jnp.searchsorted(self.start_E, index_P, side="right").astype(jnp.int32) - 1
+
+    @property
     def dropped_TK(self) -> jax.Array:
         """Whether an assignment has no row."""
         return self.position_TK == self.source_P.size
