@@ -76,9 +76,9 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def _constraints(shape: ModelShape) -> dict[str, Any]:
-    """Values required of a shape; `_write` has yarn's m."""
-    rope = {key: value for key, value in options.rope_constraints(shape).items() if key != "rope_mscale"}
-    return rope | {"n_kv_heads": shape.n_heads, "d_kv_latent": max(1, shape.d_kv_latent), "norm_eps": 1e-6}
+    """Values required of a shape."""
+    heads = {"n_kv_heads": shape.n_heads, "d_kv_latent": max(1, shape.d_kv_latent)}
+    return options.rope_constraints(shape) | heads | {"norm_eps": 1e-6}
 
 
 DEEPSEEK_V3 = Format(

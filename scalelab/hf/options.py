@@ -43,9 +43,8 @@ def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
 def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     """Values required of a shape: transformers has no fixed ntk; its version 4 takes yarn's factor from the lengths."""
     if shape.rope_scaling not in ("none", *FIXED_ROPE_VALUES):
-        return {"rope_scaling": "none", "rope_mscale": 1.0}
-    length = {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
-    return {"rope_mscale": 1.0} | length
+        return {"rope_scaling": "none"}
+    return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
 def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:

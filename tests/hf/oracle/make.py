@@ -8,7 +8,8 @@ The first writes every model of tests/hf/examples.py. The second loads them, and
 (the tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked
 about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`, …: models that
 transformers drew and saved. What is there already and not in the folder stays: `write exported deepseek` writes the
-examples whose names begin so, and `ask` then asks about these and about models of its own that are not there. `write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
+examples whose names begin so, and `ask` then asks about these and about models of its own that are not there.
+`write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
 `tokenizers.json`.
 """
 
