@@ -180,18 +180,14 @@ def largest_array(text: str) -> list[int]:
 
 def format_page(results: dict[str, Any]) -> str:
     """The page of the stored rows."""
-    lines = [
-        "# Ways to multiply tokens with their experts",
-        "",
-        "By `python -m checks.speed.experts`; what it measures",
-    ]
-    lines += ["stands in its docstring. `times`: over a dense block of equal active FLOPs.", ""]
+    lines = ["# Ways to multiply tokens with their experts", "", "By `python -m checks.speed.experts`, whose docstring"]
+    lines += ["says what is measured. `times`: over a dense block of equal active FLOPs.", ""]
     for chip, part in results.items():
         lines += [f"## {chip}", "", f"{part['date']}, jax {part['jax']}", ""]
         timed = "cpu_s" in part["rows"][0]
-        heads = (
-            ("times", "CPU ms", "compile times", "MiB") if timed else ("MiB", "largest array", "loops", "FLOPs times")
-        )
+        heads = ("times", "CPU ms", "compile times", "MiB")
+        if not timed:
+            heads = ("MiB", "largest array", "loops", "FLOPs times")
         lines += [f"| program | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
         for row in part["rows"]:
             mebibytes = f"{row['temporary'] / 2**20:,.0f}"
