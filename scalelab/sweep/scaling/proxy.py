@@ -44,7 +44,8 @@ class Proxy:
         bases = f"base_width {p.base_width}" + f", base_layers {p.base_layers}" * (p.name == "completep")
         return [
             f"twin: d_model {twin.model.d_model} of {target.model.d_model}, "
-            f"{twin.model.n_layers} of {target.model.n_layers} layers, {sizes[0]:,} of {sizes[1]:,} parameters ({which})",
+            f"{twin.model.n_layers} of {target.model.n_layers} layers, "
+            f"{sizes[0]:,} of {sizes[1]:,} parameters ({which})",
             f"horizon: {twin.train.steps:,} steps of {schedule_steps.tokens_per_step(twin):,} tokens, "
             f"{tokens[0] / sizes[0]:.3g} tokens a parameter (target: {tokens[1] / sizes[1]:.3g}); "
             f"warm-up {twin.schedule.warmup_steps} steps",
