@@ -17,7 +17,7 @@ NOT_REPRODUCED: tuple[str, ...] = (
     "images, and early fusion with text (model card)",
     "an expert's input times its score (modelling code): its output, as elsewhere",
     "queries and keys of layers with RoPE divided by their RMS, without gains, after it (use_qk_norm)",
-    "attention in chunks of 8,192 tokens (attention_chunk_size): a window of as many, which such a sequence fills",
+    "attention in chunks of 8,192 tokens (attention_chunk_size): sequences here are no longer",
     "attention scaled by the position beyond 8,192 tokens (attn_temperature_tuning), and RoPE stretched (config.json)",
     "learning rates by MetaP, batch and balance: none was published",
 )
@@ -39,8 +39,6 @@ def get_config() -> ConfigDict:
     config.model.balance_rate = 1e-3  # not published: ours
     config.model.vocab_size = 202_048  # config.json
     config.model.seq_len = 8192  # config.json: attention_chunk_size; the length of training wasn't published
-    config.model.window = 8192  # config.json: attention_chunk_size
-    config.model.global_every = 4  # config.json: layers without positions see everything
     config.model.nope_every = 4  # config.json: no_rope_layer_interval
     config.model.rope_theta = 500_000.0  # config.json
     config.model.norm_eps = 1e-5  # config.json
