@@ -89,6 +89,7 @@ CASES = [
     ("expert_count", grid(N=np.geomspace(5e7, 2.7e9, 5), D=np.geomspace(1e9, 1e11, 5), experts=TWOS[:7])),
     ("sparsity", grid(N=np.geomspace(5e8, 3e10, 5), D=np.geomspace(1e9, 3e11, 5), sparsity=SPARSITIES)),
 ]
+CASES_BY_NAME = dict(CASES)
 
 
 @pytest.mark.parametrize(("name", "columns"), one_in(9, CASES))
@@ -100,3 +101,20 @@ def test_planted_parameters_come_back(name, columns):
     for param, value in TRUTHS[name].items():
         assert found.params[param] == pytest.approx(value, rel=1e-3), param
     assert found.best.certificate.converged
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["leverage", "routed"])
+def test_intervals_hold_what_was_planted(name):
+    """Noise of .2 %, three seeds: of 90 % intervals few miss, and they are narrower than their parameters."""
+    columns, misses, widths = dict(CASES_BY_NAME[name]), [], []
+    exact = law(name, **columns)
+    for seed in range(3):
+        target = exact * np.exp(0.002 * np.random.default_rng(seed).standard_normal(len(exact)))
+        found = fit({**columns, LAWS[name].target: target}, LAWS[name], bootstrap=60, seed=seed, identify=False)
+        for param, (low, high) in found.to_json()["intervals"].items():
+            value = TRUTHS[name][param]
+            misses.append(not low <= value <= high)
+            widths.append((high - low) / abs(value))
+    assert sum(misses) <= len(misses) // 4, misses
+    assert max(widths) < 2 and np.median(widths) < 0.5, widths

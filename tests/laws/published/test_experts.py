@@ -81,6 +81,7 @@ def test_the_bases_of_tians_logarithms():
     assert 2**best == pytest.approx(11.3, abs=0.1) and np.exp(best) > 30 and 10**best > 3000
 
 
+@pytest.mark.full
 def test_marins_grid():
     rows = by_name(reproduced("marin"))
     assert sum(row.verdict == "match" for row in rows.values()) == 23
