@@ -75,8 +75,9 @@ CHIPS = {
     r"B200": _make_gpu("B200", _tensor_core_flops(2250, 1125, 75, 4500), 180, 8000, 900),
     # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
     r"H200(?! NVL)": _make_gpu("H200 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
-    # H200 NVL: H200 datasheet. GH200: its datasheet, with 96 GB of HBM3. H800 and A800 are an H100 and an A100 with 400
-    # GB/s of NVLink both ways (DeepSeek-V3, section 3.2.2, reaches 160 of an H800's 200). H20: as resellers print it.
+    # H200 NVL: H200 datasheet. GH200: its datasheet, with 96 GB of HBM3 (read again as feifeibear/LLMRoofline has it).
+    # H800 and A800 are an H100 and an A100 with 400 GB/s of NVLink both ways (DeepSeek-V3, section 3.2.2, reaches 160
+    # of an H800's 200; FlashMLA's notes have 990 TFLOP/s and 3.35 TB/s). H20: as resellers print it.
     r"H200 NVL": _make_gpu("H200 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 141, 4800, 450),
     r"GH200 480GB": _make_gpu("GH200", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 96, 4000, 450),
     r"H800": _make_gpu(
@@ -86,7 +87,8 @@ CHIPS = {
     r"H100 NVL": _make_gpu("H100 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 94, 3900, 300),
     r"H100 PCIe": _make_gpu("H100 PCIe", _tensor_core_flops(756.5, 378, 51.2, 1513), 80, 2000, 300),
     r"H100": _make_gpu("H100 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 80, 3350, 450),
-    # Ampere: A100 40 GB and 80 GB datasheets, A10 and RTX A6000 datasheets, GA102 whitepaper (RTX 3090).
+    # Ampere: A100 40 GB and 80 GB datasheets, A10 and RTX A6000 datasheets, GA102 whitepaper (RTX 3090). A10G: of its
+    # 70 and 35 TFLOP/s products reached 69.5 and 34.7 (zzc0721/torch-performance-test-data, issue 126).
     r"A100 80GB PCIe": _make_gpu("A100 80GB PCIe", _tensor_core_flops(312, 156, 19.5), 80, 1935, 300),
     r"A100-SXM4-80GB": _make_gpu("A100 80GB SXM", _tensor_core_flops(312, 156, 19.5), 80, 2039, 300),
     r"A100-(SXM4|PCIE)-40GB": _make_gpu("A100 40GB", _tensor_core_flops(312, 156, 19.5), 40, 1555, 300),
@@ -102,15 +104,17 @@ CHIPS = {
     r"L4$": _make_gpu("L4", _tensor_core_flops(121, 60, 30.3, 242.5), 24, 300, 32),
     r"RTX 4090$": _make_gpu("RTX 4090", _tensor_core_flops(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
     # AMD: data sheets of MI300X, MI325X and MI355X, matrix figures without sparsity. All seven links of a GPU together
-    # (128 and 153.6 GB/s both ways each), as a node is fully connected. CDNA 4 has no unit for tf32.
+    # (128 and 153.6 GB/s both ways each), as a node is fully connected. CDNA 4 has no unit for tf32. MI355X: 8,192 fp8
+    # FLOP a clock in each of 256 units at 2.4 GHz (AMD at ISSCC 2026).
     r"MI300X": _make_gpu("MI300X", _tensor_core_flops(1307.4, 653.7, 163.4, 2614.9), 192, 5300, 448, AMD),
     r"MI325X": _make_gpu("MI325X", _tensor_core_flops(1307.4, 653.7, 163.4, 2614.9), 256, 6000, 448, AMD),
     r"MI355X": _make_gpu(
         "MI355X", {"bfloat16": 2516.6, "float16": 2516.6, "float32": 157.3, "float8": 5033.2}, 288, 8000, 537.6, AMD
     ),
-    # Trainium2: AWS Neuron documentation, "Trainium2 Architecture"; 1.28 TB/s of NeuronLink both ways over four links.
+    # Trainium2: AWS Neuron documentation, "Amazon EC2 Trn2 architecture": 16 chips in a torus of 4 x 4, 1,024 GB/s of
+    # NeuronLink a chip within an instance, both ways over four links (an UltraServer's ring of instances has 256 more).
     r"(trn2|Trainium2)$": _make_gpu(
-        "Trainium2", _tensor_core_flops(667, 667, 181, 1299), 96, 2900, 160, "AWS Neuron documentation", links=4
+        "Trainium2", _tensor_core_flops(667, 667, 181, 1299), 96, 2900, 128, "AWS Neuron documentation", links=4
     ),
     # Volta and Turing: V100 and T4 datasheets. Their tensor cores have only fp16.
     r"V100-PCIE-16GB": _make_gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),

@@ -100,9 +100,10 @@ def fill_mesh(
     Of the first COUNTED options that seem to fit the first that does, else the fastest.
     """
     before = config_lib.static(config)
-    sizes: dict[str, Any] = {"data": devices // math.prod(asked.values())} | asked
-    if "data" in asked:
-        sizes |= {"fsdp": sizes.get("fsdp", 1) * devices // math.prod(asked.values())}
+    free = next((axis for axis in ("data", "fsdp", "tensor", "context", "stage") if axis not in asked), None)
+    if free is None:
+        return None
+    sizes: dict[str, Any] = {free: devices // math.prod(asked.values())} | asked
     start = dataclasses.replace(before, layout=dataclasses.replace(before.layout, **sizes))
     made: list[Candidate] = []
     for option in list_fastest(start, machine, efficiency, asked):

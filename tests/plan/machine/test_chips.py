@@ -81,3 +81,14 @@ def test_a_send_to_the_neighbour_has_one_port():
     moved = sum(t.times * t.whole_bytes for t in step_transfers(long) if t.kind == "send")
     slow = dataclasses.replace(efficiency.default_efficiency(h100), network=Range(1.0, 1.0, 1.0))
     assert step_time(long, h100, slow).axes["context"] >= moved / 50e9
+
+
+def test_figures_that_were_read_twice():
+    """Trainium2: AWS's page of trn2.48xlarge. MI355X: FLOP a clock and unit. A10G: what products reached."""
+    trn2, mi355x, a10g = (load_machine(name).chip for name in ("trn2", "mi355x", "a10g"))
+    assert 2 * trn2.links * trn2.link_bytes_per_s == 1024e9 and load_machine("trn2").devices_per_node == 16
+    assert 16 * trn2.flops["bfloat16"] == pytest.approx(10.7e15, rel=0.01)
+    assert 16 * trn2.flops["float8"] == pytest.approx(20.8e15, rel=0.01) and 16 * trn2.hbm_bytes_per_s == 46.4e12
+    assert mi355x.flops["float8"] == pytest.approx(8192 * 256 * 2.4e9, rel=1e-3)
+    for unit, reached in (("bfloat16", 69.47e12), ("tensorfloat32", 34.71e12)):
+        assert reached < a10g.flops[unit] < 1.02 * reached
