@@ -14,7 +14,7 @@ class Flops:
 
     `per_token` is what the arithmetic needs (model FLOPs: MFU); `remat_per_token` adds what is computed again (hardware
     FLOPs: HFU). By convention, attention in full unless said:
-    6N: six times all parameters.
+    6N: six times the active parameters; all are active without experts.
     chinchilla: Hoffmann et al. 2022, appendix F as listed, times three.
     palm: 6N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
     causal: exact, with the half of attention that causality leaves (MaxText, recent Megatron).
@@ -71,8 +71,8 @@ def count_flops(static: Static) -> Flops:
 
 
 def _attention_flops(shape: ModelShape, causal: bool = False) -> float:
-    """12 H Q times the keys a query sees, over all layers: products of queries and keys, and of weights and values."""
+    """6 N (d_key + d_value) times the keys a query sees, over all layers: queries and keys, weights and values."""
     length, near = shape.seq_len, min(shape.window or shape.seq_len, shape.seq_len)
     everywhere, within = (length / 2, near - near**2 / (2 * length)) if causal else (length, near)
-    local = count_local_layers(shape)
-    return 12.0 * shape.n_heads * shape.d_head * ((shape.n_layers - local) * everywhere + local * within)
+    local, width = count_local_layers(shape), shape.n_heads * (shape.d_key + shape.d_value)
+    return 6.0 * width * ((shape.n_layers - local) * everywhere + local * within)

@@ -15,7 +15,7 @@ def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
     config = base.copy_and_resolve_references()
     with config.model.ignore_type():
         config.model.d_model = int(d_model)
-        config.model.d_head = config.model.d_ff = None
+        config.model.d_head = config.model.d_head_value = config.model.d_ff = None
     return config_lib.resolve(config)
 
 
