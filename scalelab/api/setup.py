@@ -131,13 +131,15 @@ def reproduce(
 ) -> "Iterator[PaperReport]":
     """Compute published laws again, one report a paper as soon as it is done (`scalelab reproduce`).
 
-    `paper`: a paper, "all", "textbook" or "closed_forms"; `data`: the folder of run tables (not for the last two).
+    `paper`: a paper, "all", "textbook" or "closed_forms"; `data`: the folder of run tables (not for the last two, nor
+    for "experts").
     """
     if paper not in (*PAPERS, "all", "textbook", "closed_forms"):
         raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
-    if paper not in ("textbook", "closed_forms") and data is None:
+    needs_data = paper not in ("textbook", "closed_forms", "experts")
+    if needs_data and data is None:
         raise BadInput("--data=DIR is needed: the folder of run tables (`--download=DIR` fetches them)")
-    if data is not None and paper not in ("textbook", "closed_forms") and not pathlib.Path(data).is_dir():
+    if data is not None and needs_data and not pathlib.Path(data).is_dir():
         raise BadInput(f"--data={data}: no such folder")
     return _reproduce(paper, pathlib.Path(data or ""), progress)
 

@@ -1,17 +1,17 @@
 """`scalelab reproduce PAPER --data=DIR`: compute published scaling laws again: ours, published, interval, verdict.
 
-Two need no data. `scalelab reproduce textbook`: numbers that teaching texts repeat, computed by this project: stated,
+Three need no data. `scalelab reproduce textbook`: numbers that teaching texts repeat, computed by this project: stated,
 ours, verdict. `scalelab reproduce closed_forms`: ZeRO's table, utilisation and training FLOPs of papers, the Scaling
-Book's examples.
+Book's examples. `scalelab reproduce experts`: laws of models with experts of five papers, by each paper's own tables.
 
-PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, marin, or all (of these). DIR holds the
-authors' run tables: `scalelab reproduce --download=DIR` fetches those that can be downloaded as they are and names the
-source of the others.
+PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, marin, experts, step_law (on models with
+experts), or all (of these). DIR holds the authors' run tables: `scalelab reproduce --download=DIR` fetches those that
+can be downloaded as they are and names the source of the others.
 
 Verdicts: match, within_interval (the published one; of a forecast, ours), lower_objective (the same optimum, reached
 more exactly), published_not_global (a lower optimum lies elsewhere), table_error (printed numbers that contradict each
-other), mismatch. Verdicts of textbook: match, within_interval (ours), wrong (the statement is false). Of closed_forms:
-unverified (agrees with a figure that was written down from memory of the paper).
+other), mismatch. Verdicts of textbook and step_law: match, within_interval (ours), wrong (the statement is false). Of
+closed_forms: unverified (agrees with a figure that was written down from memory of the paper).
 
 Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
 

@@ -54,13 +54,18 @@ def find_decimal_mark(cells: Iterable[tuple[str, str]]) -> str:
     return "" if len(marks) > 1 or (unclear and not marks) else next(iter(marks), ".")
 
 
+def is_count(field: str) -> bool:
+    """Whether a field counts parameters, tokens or FLOPs: N, D, C, U and their kinds, as N_active."""
+    return field.partition("_")[0] in COUNTS
+
+
 def parse_number(text: str, field: str, mark: str = ".") -> float:
     """Parse a cell of `field` in a table of this decimal mark. ValueError, with the reason, for anything else."""
     text = text.strip()
     if mark != "," and _as_python(text) is not None:
         return float(text)
     body, power = _body_of(text)
-    if power and field not in COUNTS:
+    if power and not is_count(field):
         raise ValueError(f"is not a number: k, M, B and T are read in {', '.join(COUNTS)} only")
     if "," in body and not mark:
         raise ValueError("has two meanings: a decimal comma, or thousands? Write the table's numbers in one way")

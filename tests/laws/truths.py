@@ -49,6 +49,20 @@ TRUTHS = {
         "E": 5.533, "A": 1.831 * 1e6**0.447, "V": 0.196 * 1e6**0.671, "B": 2.124 * 1e9**0.447,
         "alpha": 0.447, "nu": 0.671, "beta": 0.447,
     },
+    # Clark et al. 2022, table 3, S-BASE.
+    "routed": {"a": -0.082, "b": -0.108, "c": 0.009, "d": 1.104, "E_start": 1.847, "E_max": 314.478},
+    "granularity": {  # Krajewski et al. 2024, table 1
+        "c": 0.47, "a": 18.1, "g": 2.1, "b": 30.8, "alpha": 0.115, "gamma": 0.58, "beta": 0.147,
+    },
+    "expert_count": {  # Ludziejewski et al. 2025, table 3
+        "c": 1.3637, "a": 35.91, "b": 35.98, "alpha": -0.1889, "delta": -0.2285, "gamma": 0.0098, "beta": -0.1775,
+        "omega": 0.5529, "zeta": -0.0259, "E_start": 2.0732, "E_max": 290.4521,
+    },
+    "sparsity": {  # Abnar et al. 2025, table 3
+        "e": 0.94, "a": 16612.5, "b": 5455.67, "c": 0.4598, "d": 17.26, "alpha": 0.5962, "beta": 0.3954, "lam": -0.1666,
+        "delta": 0.1603, "gamma": 0.1595,
+    },
+    "leverage": {"a": 1.23, "d": -0.0761, "gamma": 0.0167, "beta": -0.117, "A_start": 0.0163},  # Tian 2025, table 2
     "mixture": {"c": 1.5, "t1": -2.0, "t2": 0.3, "t3": -0.6},
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from scalelab.index.table import all_columns, read_grid
 from scalelab.laws.fits.study import N_COLUMNS, default_convention
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
+from scalelab.laws.read.points import derivation_rules
 from scalelab.laws.read.table import Table, read_table
 from scalelab.laws.read.where import filter_rows
 
@@ -94,8 +95,21 @@ def _read(
     filtered = filter_rows(runs, where)
     for run in runs:
         run["N"] = run["N_total"]
-    notes = (f"{describe_left_out(left_out)} ({source}/runs: all)",) if left_out else ()
-    return Table(filtered, n_convention, "", len(runs) - len(filtered), notes=notes)
+    notes = [f"{describe_left_out(left_out)} ({source}/runs: all)"] if left_out else []
+    if law.size:
+        for run in runs:  # both columns, so that this N is fitted whichever is the default
+            run["N"] = run["N_active"] = _sized(run, law.size)
+        n_convention = f"{law.size} parameters" if n_convention in ("total", "active") else n_convention
+    elif "N" in needed and any(_sized(run, "active") != run["N"] for run in runs):
+        notes.append(
+            f"{source}: N counts {n_convention} parameters of models with experts: --size=active or total chooses"
+        )
+    return Table(filtered, n_convention, "", len(runs) - len(filtered), notes=tuple(notes))
+
+
+def _sized(run: Mapping[str, Any], size: str) -> Any:
+    """A run's active or total parameters; a model without experts has one number for both."""
+    return (run.get("N_active") if size == "active" else None) or run["N"]
 
 
 def _map_fields(run: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -112,6 +126,9 @@ def _rename_columns(run: Mapping[str, Any], column: str) -> dict[str, Any]:
     }
     sequences, length = run.get("train.global_batch"), run.get("model.seq_len")
     aliases |= {"batch_tokens": sequences * length} if sequences and length else {}
+    aliases |= {"experts": 1, "experts_per_token": 1} if aliases.get("experts") == 0 else {}  # a dense model
+    for field, sources, _, rule in derivation_rules([field for field, value in aliases.items() if value]):
+        aliases[field] = rule(*(aliases[each] for each in sources))
     return aliases | {"N_total": run["N"], "N": N, "M": D / N if D and N else None}
 
 

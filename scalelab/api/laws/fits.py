@@ -59,10 +59,14 @@ OVER = optional(
 FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
-def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
-    """Load a law by name, `pkg.mod:fn`, function or record; `hold` = {parameter: value} holds parameters fixed."""
+def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None, size: str | None = None) -> "Law":
+    """Load a law by name, `pkg.mod:fn`, function or record; `hold` = {parameter: value} holds parameters fixed.
+
+    `size`: whether its N counts "active" or "total" parameters, where tables of mixtures of experts have both.
+    """
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
+    known = law_lib.count_size(known, check_value("size", size, TEXT)) if size is not None else known
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
 
 

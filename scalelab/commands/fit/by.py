@@ -20,7 +20,7 @@ from scalelab.laws.use.decision import Interval
 
 def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit a law to groups of rows: (lines for a person, the JSON object). BadInput if options contradict."""
-    law = api.load_law(options.law or "chinchilla", options.hold)
+    law = api.load_law(options.law or "chinchilla", options.hold, options.size)
     table = api.read_table(
         options.sources,
         law,

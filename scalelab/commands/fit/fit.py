@@ -81,6 +81,12 @@ def _rows(add: Callable[..., Any]) -> None:
         help="N of runs: active (default with experts), total, non_embedding, kaplan, chinchilla",
     )
     add(
+        "--size",
+        metavar="KIND",
+        help="N of models with experts: active (those that a token uses; FLOPs are of these) or total (default: as the "
+        "law says, else by the column's name, and asked where two fit)",
+    )
+    add(
         "--where",
         action="append",
         default=[],

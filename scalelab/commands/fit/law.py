@@ -24,7 +24,7 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     if options.weights and (options.tournament or options.next_runs is not None):
         other = "--tournament" if options.tournament else "--next-runs"
         raise BadInput(f"--weights has no effect with {other}: leave one out")
-    law = api.load_law(options.law or "chinchilla", options.hold)
+    law = api.load_law(options.law or "chinchilla", options.hold, options.size)
     table = api.read_table(
         options.sources,
         law,

@@ -10,6 +10,7 @@ from scalelab.errors import BadInput
 BY_OPTIONS = ("exponents", "shared", "against")
 LAW_OPTIONS = (
     "law",
+    "size",
     "weights",
     "hold",
     "objective",
@@ -30,7 +31,7 @@ IDLE_OPTIONS = {
     3: ("method", "seed_noise"),
 }
 IDLE_WITH_BY = ("weights", "holdout", "tournament", "next_runs", "figures")
-FORMS = ("forms", "axis_forms")  # files that hold the other laws
+FORMS = ("forms", "axis_forms", "expert_forms")  # files that hold the other laws
 CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",

@@ -20,14 +20,13 @@ from scalelab.laws.fits.weights import Weights, weigh
 from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
-from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.read import units
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.groups import Groups, choose_groups
-from scalelab.laws.read.points import is_numeric, law_columns
+from scalelab.laws.read.points import flops_factor, is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
@@ -70,8 +69,7 @@ def fit(
     _refuse_useless(law, posed, best)
     dependence = _find_dependence(posed, best, table, cluster)
     boot, tested, law_error = misfit.resample_fit(posed, best, bootstrap, seed, dependence, progress)
-    measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
-    k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
+    k = k or flops_factor(law, columns, flops, held or {}, bool(target_flops))
     profiles = profile.profile_params(posed, best, level, k, dependence, progress, law_error) if identify else {}
     decisions = [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops if boot]
     scored = None

@@ -38,12 +38,15 @@ class ParamKind:
 
 
 class ColumnKind(NamedTuple):
-    """What a column may hold besides positive numbers."""
+    """What a column may hold besides positive numbers, and which parameters N counts: "active", "total" or any ("")."""
 
     zero: bool = False
+    size: Literal["", "active", "total"] = ""
 
 
 Share = Annotated[float, ColumnKind(zero=True)]  # of a column: a share, which may be zero
+Active = Annotated[float, ColumnKind(size="active")]  # of N: the parameters that a token uses
+Total = Annotated[float, ColumnKind(size="total")]  # of N: all parameters, those of idle experts included
 Coefficient = Annotated[float, ParamKind("linear", 0.0, np.inf, (0.0, np.inf))]
 Exponent = Annotated[float, ParamKind("direct", 0.01, 3.0, (0.05, 2.0))]
 Real = Annotated[float, ParamKind("direct", -1e4, 1e4, (-2.0, 2.0))]
@@ -69,7 +72,8 @@ class Law:
     """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.
 
     `held` are parameters of the function that are no longer free, with their values (see `hold_params`). `zeros`:
-    columns that may be zero; `signed`: the target may be negative, so that residuals are of the target itself.
+    columns that may be zero; `signed`: the target may be negative, so that residuals are of the target itself. `size`:
+    what N counts, where the law says so: "active" or "total" parameters.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Law:
     held: tuple[tuple[str, float], ...] = ()
     zeros: tuple[str, ...] = ()
     signed: bool = False
+    size: str = ""
 
     @property
     def objective(self) -> str:
@@ -125,12 +130,14 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss", s
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise BadInput(f"law {name!r}: {error}") from None
-    columns, params, zeros = [], {}, []
+    columns, params, zeros, size = [], {}, [], ""
     for argument, spec in inspect.signature(function).parameters.items():
         if spec.kind is spec.POSITIONAL_OR_KEYWORD:
             columns.append(argument)
             marks = getattr(hints.get(argument), "__metadata__", ())
-            zeros += [argument] if any(isinstance(mark, ColumnKind) and mark.zero for mark in marks) else []
+            kinds_of_column = [mark for mark in marks if isinstance(mark, ColumnKind)]
+            zeros += [argument] if any(kind.zero for kind in kinds_of_column) else []
+            size = next((kind.size for kind in kinds_of_column if kind.size), size)
         elif spec.kind is spec.KEYWORD_ONLY:
             kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, ParamKind)]
             if not kinds:
@@ -140,7 +147,23 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss", s
             raise BadInput(f"law {name!r}: *{argument} is not a column and not a parameter")
     if not columns or not params:
         raise BadInput(f"law {name!r}: columns come first, parameters after a `*`: def law(N, D, *, E: Coefficient, …)")
-    return Law(name, function, tuple(columns), params, target, zeros=tuple(zeros), signed=signed)
+    return Law(name, function, tuple(columns), params, target, zeros=tuple(zeros), signed=signed, size=size)
+
+
+def count_size(law: Law, size: str) -> Law:
+    """The law with N of "active" or "total" parameters. BadInput for another word, or where the law says otherwise."""
+    if size not in (known := ("active", "total")):
+        raise BadInput(f"--size={size}: N counts {' or '.join(known)} parameters{nearest_hint(size, known)}")
+    if law.size not in ("", size):
+        raise BadInput(f"--size={size}: law {law.name!r} is one of {law.size} parameters: leave it out")
+    if "N" not in law.columns:
+        raise BadInput(f"--size={size} has no effect on law {law.name!r}, which has no N: leave it out")
+    return _size_cached(law, size)
+
+
+@functools.cache
+def _size_cached(law: Law, size: str) -> Law:
+    return dataclasses.replace(law, size=size)  # one object, which compiles once
 
 
 def logs_of(values: np.ndarray) -> np.ndarray:

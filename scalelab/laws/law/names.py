@@ -4,7 +4,7 @@ import re
 
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.law import axis_forms, forms
+from scalelab.laws.law import axis_forms, expert_forms, forms
 from scalelab.laws.law.curve_forms import CURVE_LAWS
 from scalelab.laws.law.law import Law, law_of
 
@@ -33,6 +33,11 @@ LAWS: dict[str, Law] = {
         law_of(axis_forms.critical_batch, target="steps"),
         law_of(axis_forms.timescale, target="tau"),
         law_of(axis_forms.weight_decay, target="weight_decay"),
+        law_of(expert_forms.routed),
+        law_of(expert_forms.granularity),
+        law_of(expert_forms.expert_count),
+        law_of(expert_forms.sparsity),
+        law_of(expert_forms.leverage, target="leverage"),
     )
 }
 

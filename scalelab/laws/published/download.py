@@ -59,6 +59,7 @@ _DATABLATIONS = "github.com/huggingface/datablations: the logs and notebooks of 
 MANUAL_SOURCES = {
     "marin/moe_frontier.csv": "github.com/marin-community/marin, issues 4447 and 4697: C, loss, note (fitted, or "
     "measured later)",
+    "steplaw/moe.csv": "github.com/step-law/steplaw, data: the table of models with experts, as it is",
     "chinchilla/table_A9.csv": "Hoffmann et al. 2022 (arXiv 2203.15556), table A9: params_M, d_model, ffw_size, "
     "kv_size, n_heads, n_layers",
     "porian/isoflop_points.csv": f"{_PORIAN}; one row an IsoFLOP point",

@@ -4,6 +4,7 @@ Published values are strings as printed: their digits say how exactly a number i
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 Verdict = Literal[
@@ -54,6 +55,17 @@ def rounding_tolerance(printed: str) -> float:
     return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
+def rounding_spread(compute: Callable[[dict[str, float]], float], printed: Mapping[str, str]) -> float:
+    """How far a number computed from printed ones may be off as each of these is rounded."""
+    exact = {name: float(text) for name, text in printed.items()}
+    ours = compute(exact)
+    ends = [
+        [compute(exact | {name: exact[name] + sign * rounding_tolerance(text)}) for sign in (-1, 1)]
+        for name, text in printed.items()
+    ]
+    return float(sum(max(abs(end - ours) for end in both) for both in ends))
+
+
 def judge_agreement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """Judge as match within the tolerance, within_interval inside the published interval, else mismatch."""
     if abs(ours - published) <= tolerance * (1 + 1e-9):
@@ -84,6 +96,17 @@ def judge_forecast(ours: float, published: float, tolerance: float, interval: In
     if abs(ours - published) <= tolerance * (1 + 1e-9):
         return "match"
     return "within_interval" if interval and interval[0] <= published <= interval[1] else "mismatch"
+
+
+def judge_statement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge what a text says of its data as match, within_interval where our interval holds it, or wrong."""
+    agrees = judge_forecast(ours, published, tolerance, interval)
+    return "wrong" if agrees == "mismatch" else agrees
+
+
+def judge_least(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge "at least" by other numbers of the paper itself: match, or table_error where ours is less."""
+    return "match" if ours >= published - tolerance else "table_error"
 
 
 def judge_superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:

@@ -5,31 +5,43 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.readers import shorten_text
-from scalelab.numbers.written import COUNTS
+from scalelab.numbers.written import is_count
 
 BASE_FIELDS = ("N", "D", "C", "M", "loss")
 # Other names of a field, as `scalelab runs --csv` writes them now or did once; the first one in the table counts.
 ALIASES = {
     "loss": ("val_loss",), "width": ("model.d_model", "d_model"), "depth": ("model.n_layers", "n_layers"),
     "lr": ("optim.peak_lr", "peak_lr"), "batch": ("train.global_batch", "global_batch"),
-    "U": ("data.unique_tokens", "unique_tokens"),
+    "U": ("data.unique_tokens", "unique_tokens"), "experts": ("model.n_experts", "n_experts"),
+    "experts_per_token": ("model.experts_per_token",), "shared_experts": ("model.n_shared_experts",),
 }  # fmt: skip
+ACTIVE_NAMES = (  # of the parameters that a token uses
+    "n_active active_n n_act n_a params_active active_params active_parameters parameters_active n_active_params "
+    "num_active_params num_active_parameters active_param_count active_parameter_count activated_params "
+    "activated_parameters n_activated dense_parameter_count"
+)
+TOTAL_NAMES = (  # of all parameters, those of idle experts included
+    "n_total total_n params_total total_params parameters_total total_parameters n_total_params num_total_params "
+    "num_total_parameters total_num_params total_param_count total_parameter_count total_n_params"
+)
+SIZES = {"active": ACTIVE_NAMES, "total": TOTAL_NAMES}
+EXPERT_FIELDS = ("experts", "experts_per_token", "shared_experts")  # which give sparsity and activation
 # Usual names in tables of others, without case, blanks and marks, a tracker's prefix and a unit at the end. They count
 # where no column has a name from above; two of them in one table are a question for the user.
 USUAL_NAMES = {
     "N": (
-        "params n n_params num_params param_count params_total total_params model_params params_active active_params "
-        "parameters n_parameters num_parameters parameter_count total_parameters model_parameters model_size "
+        f"{ACTIVE_NAMES} {TOTAL_NAMES} "
+        "params n n_params num_params param_count model_params "
+        "parameters n_parameters num_parameters parameter_count model_parameters model_size "
         "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters "
-        "number_of_parameters number_of_params params_count active_params active_parameters parameters_active "
-        "non_vocab_parameters non_vocab_params "
-        "parameters_total total_n_params trainable_params trainable_parameters size_params "
+        "number_of_parameters number_of_params params_count non_vocab_parameters non_vocab_params "
+        "trainable_params trainable_parameters size_params "
         "no_of_parameters no_of_params"
     ),
     "D": (
@@ -53,6 +65,16 @@ USUAL_NAMES = {
     "N_v": "vocab_params vocabulary_params vocab_parameters vocabulary_parameters embedding_params n_vocab_params",
     "lossu": "loss_u normalized_loss normalised_loss unigram_normalized_loss unigram_normalised_loss",
     "P": "parallel_size n_streams num_streams streams parallel_streams",
+    "N_active": ACTIVE_NAMES,
+    "experts": "n_experts num_experts nume e n_routed_experts num_routed_experts routed_experts number_of_experts "
+    "num_local_experts expert_count",
+    "experts_per_token": "k topk experts_per_tok num_experts_per_tok n_experts_per_token active_experts "
+    "num_active_experts activated_experts",
+    "shared_experts": "n_shared_experts num_shared_experts",
+    "granularity": "g expert_granularity",
+    "sparsity": "s expert_sparsity moe_sparsity",
+    "activation": "a activation_ratio expert_activation_ratio",
+    "leverage": "el efficiency_leverage",
     "batch_tokens": "tokens_per_batch tokens_per_step batch_size_tokens",
     "loss": (
         "final_loss final_val_loss val_loss valid_loss validation_loss eval_loss test_loss nll val_nll eval_nll "
@@ -102,7 +124,7 @@ CONVERSIONS: tuple[tuple[str, Callable[[float], float]], ...] = (
 def known_fields(law: Law) -> tuple[str, ...]:
     """Fields that --columns may name: the base fields, the law's columns and target, the columns of built-in laws."""
     others = (column for each in LAWS.values() for column in each.columns)
-    return tuple(dict.fromkeys((*BASE_FIELDS, *law.columns, law.target, *others)))
+    return tuple(dict.fromkeys((*BASE_FIELDS, *law.columns, law.target, *others, "N_active", *EXPERT_FIELDS)))
 
 
 def parse_columns(text: str | None, known: Iterable[str] = BASE_FIELDS, option: str = "--columns") -> dict[str, str]:
@@ -143,10 +165,14 @@ def fitting_columns(field: str, header: Sequence[str], numeric: Sequence[str] = 
     usual = [*([field] if len(field) > 1 else []), *ALIASES.get(field, ()), *_usual_names(field)]
     plain = set(map(plain_name, usual))
     last = set(map(plain_name, LAST_NAMES.get(field, "").split()))
-    for names in (plain, last):  # the first way of reading that gives a name counts
-        for read in (plain_name, lambda name: _name_below(name, field), lambda name: _name_without_unit(name, field)):
-            if fitting := [name for name in numeric if read(name) in names]:
-                return fitting
+    return columns_named(plain, numeric, field) or columns_named(last, numeric, field)
+
+
+def columns_named(names: Collection[str], numeric: Sequence[str], field: str) -> list[str]:
+    """The columns whose plain name is one of `names`; the first way of reading that gives one counts."""
+    for read in (plain_name, lambda name: _name_below(name, field), lambda name: _name_without_unit(name, field)):
+        if fitting := [name for name in numeric if read(name) in names]:
+            return fitting
     return []
 
 
@@ -160,7 +186,7 @@ def _usual_names(field: str) -> list[str]:
 def unit_factor(name: str, field: str) -> float:
     """What makes plain numbers of a column whose name says its unit: 1e6 of `Params (M)`; 1 where it says none."""
     for pattern in (BRACKETED, ENDED):
-        if field in COUNTS and (match := pattern.fullmatch(name.strip())):
+        if is_count(field) and (match := pattern.fullmatch(name.strip())):
             return UNITS.get(_plain_unit(match["unit"]), 1.0)
     return 1.0
 
@@ -168,7 +194,7 @@ def unit_factor(name: str, field: str) -> float:
 def _name_below(name: str, field: str) -> str:
     """A column's plain name below a tracker's prefix; a count may also stand below what it is a count of training."""
     name = without_prefix(name)
-    return plain_name(re.sub(r"^(?:train(?:er|ing)?|optim)[./:]", "", name, flags=re.I) if field in COUNTS else name)
+    return plain_name(re.sub(r"^(?:train(?:er|ing)?|optim)[./:]", "", name, flags=re.I) if is_count(field) else name)
 
 
 def _name_without_unit(name: str, field: str) -> str:
@@ -176,9 +202,9 @@ def _name_without_unit(name: str, field: str) -> str:
     for pattern in (BRACKETED, ENDED):
         if match := pattern.fullmatch(name.strip()):
             unit = _plain_unit(match["unit"])
-            if unit in PLAIN_UNITS or (field in COUNTS and unit in UNITS):
+            if unit in PLAIN_UNITS or (is_count(field) and unit in UNITS):
                 base = match["base"].strip()
-                return plain_name(FIELD_EXAMPLES[field] if base == field else without_prefix(base))
+                return plain_name(FIELD_EXAMPLES.get(field, field) if base == field else without_prefix(base))
     return ""
 
 
@@ -209,7 +235,11 @@ def describe_choice(names: Mapping[str, str], columns: Mapping[str, str], header
 def refuse_two(field: str, candidates: Sequence[str], table: str, option: str) -> BadInput:
     """The error for a field that two columns fit."""
     names = " and ".join(repr(shorten_text(name)) for name in candidates)
-    return BadInput(f"{table}: columns {names} both fit {field}; choose one: {option}='{field}={candidates[0]}'")
+    of_size = all(columns_named(set(map(plain_name, each.split())), candidates, "N") for each in SIZES.values())
+    by_size = ", or --size=active or total" if field == "N" and of_size else ""
+    return BadInput(
+        f"{table}: columns {names} both fit {field}; choose one: {option}='{field}={candidates[0]}'{by_size}"
+    )
 
 
 def describe_missing(

@@ -1,6 +1,8 @@
-"""The numbers a law is fitted to: columns of one length, each value finite and positive (else BadInput names it)."""
+"""The numbers a law is fitted to: columns of one length, each value finite and positive (else BadInput names it), and
+the rules by which columns that a table lacks follow from others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +14,70 @@ from scalelab.laws.solve.problem import Columns
 
 SAME_VALUE = 0.01  # steps are whole numbers, so runs of equal N and D differ by less
 WIDEST_VALUE = 0.05
+ONE_SHARE = 1.1  # active parameters as shares of all that differ by less than this factor are one share
+K = FLOPS_PER_PARAM_TOKEN
+Rule = tuple[str, tuple[str, ...], str, Callable[..., float]]
+RULES: tuple[Rule, ...] = (  # each after those it needs; a token costs its active parameters' FLOPs
+    ("D", ("M", "N"), "D = M N", lambda M, N: M * N),
+    ("D", ("C", "N_active"), "D = C / 6N_active", lambda C, N: C / (K * N)),
+    ("N", ("C", "D"), "N = C / 6D", lambda C, D: C / (K * D)),
+    ("D", ("C", "N"), "D = C / 6N", lambda C, N: C / (K * N)),
+    ("C", ("N_active", "D"), "C = 6N_active D", lambda N, D: K * N * D),
+    ("C", ("N", "D"), "C = 6ND", lambda N, D: K * N * D),
+    ("M", ("D", "N"), "M = D / N", lambda D, N: D / N),
+    ("sparsity", ("experts_per_token", "experts"), "sparsity = 1 - active experts/experts", lambda k, E: 1 - k / E),
+    (
+        "activation",
+        ("experts_per_token", "experts", "shared_experts"),
+        "activation = active experts/experts, shared ones in both",
+        lambda k, E, shared: (k + shared) / (E + shared),
+    ),
+    ("activation", ("experts_per_token", "experts"), "activation = active experts/experts", lambda k, E: k / E),
+)
+
+
+def derivation_rules(known: Collection[str], size: str = "") -> list[Rule]:
+    """The rules that derive what is not `known`, in order; N of all parameters (`size` "total") and C don't give each
+    other."""
+    fields, used = set(known), []
+    for rule in RULES:
+        field, sources, _, _ = rule
+        costs_all = size == "total" and {"N", "C"} <= {field, *sources}
+        if field not in fields and set(sources) <= fields and not costs_all:
+            fields.add(field)
+            used.append(rule)
+    return used
+
+
+def flops_factor(
+    law: Law, columns: Mapping[str, Any], flops: np.ndarray | None, held: Mapping[str, float], spends: bool
+) -> float:
+    """The k of C = k N D: the median of the rows' own C / (N D), 6 where C [P] is not known.
+
+    Where N counts all parameters, idle experts' too, C is 6 times the active ones: `active_share` among the `held`
+    says which share of N these are. BadInput if a budget is to be split (`spends`) and the share is not known, or
+    varies.
+    """
+    share = held.get("active_share")
+    if law.size == "total" and share is not None:
+        if not 0 < share <= 1:
+            raise BadInput(f"active_share={share:g}: active parameters are a share of all, above 0 and at most 1")
+        return K * share
+    if flops is None:
+        if spends and law.size == "total":
+            raise BadInput(
+                "N counts all parameters, and FLOPs are of the active ones: the table needs a column of these or of "
+                "FLOPs, or --target-values=active_share=X"
+            )
+        return K
+    factors = flops / (columns["N"] * columns["D"])
+    if spends and law.size == "total" and factors.max() > ONE_SHARE * factors.min():
+        low, high = (end / K for end in (factors.min(), factors.max()))
+        raise BadInput(
+            f"active parameters are {low:.3g} to {high:.3g} of all in these rows, so that N and D do not give FLOPs: "
+            "--target-values=active_share=X says which share the best model has"
+        )
+    return float(np.median(factors))
 
 
 def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:

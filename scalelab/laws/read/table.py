@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import (
+    EXPERT_FIELDS,
     describe_choice,
     describe_missing,
     fitting_columns,
@@ -20,9 +20,10 @@ from scalelab.laws.read.columns import (
     without_prefix,
 )
 from scalelab.laws.read.groups import names_run
-from scalelab.laws.read.points import describe_allowed
+from scalelab.laws.read.points import Rule, derivation_rules, describe_allowed
 from scalelab.laws.read.readers import fill_merged, read_raw_rows, shorten_text
 from scalelab.laws.read.trackers import find_status_columns, read_statuses
+from scalelab.laws.read.units import describe_size, size_columns
 from scalelab.laws.read.where import filter_rows
 from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
@@ -32,15 +33,6 @@ MISSING = frozenset(
 )  # cells without a value
 RUN_NAMES = ("name", "runname", "displayname")  # columns whose text names a row for readers
 ROW = "(row)"  # key of the place in the file: a name that no expression can contain
-K = FLOPS_PER_PARAM_TOKEN
-Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
-RULES: tuple[Rule, ...] = (
-    ("D", ("M", "N"), "D = M N", lambda M, N: M * N),
-    ("N", ("C", "D"), "N = C / 6D", lambda C, D: C / (K * D)),
-    ("D", ("C", "N"), "D = C / 6N", lambda C, N: C / (K * N)),
-    ("C", ("N", "D"), "C = 6ND", lambda N, D: K * N * D),
-    ("M", ("D", "N"), "M = D / N", lambda D, N: D / N),
-)
 
 
 class Table(NamedTuple):
@@ -82,9 +74,11 @@ def read_table(
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
     numeric = [name for name in header if looks_numeric(_first_value(lines, name))]
-    names = _resolve_columns(columns or {}, needed, header, numeric, path.name, option)
+    size = law.size if law else ""
+    sized = size_columns(size, columns or {}, header, numeric, path.name, option)
+    names = _resolve_columns({**sized, **(columns or {})}, needed, header, numeric, path.name, option, size)
     names |= {field: _with_unit(name, field, lines) for field, name in names.items() if field not in (columns or {})}
-    rules = _derivation_rules(names)
+    rules = derivation_rules(names, size)
     sizes = [split_conversion(names[field], header)[0] for field in ("N",) if field in names]
     merged = fill_merged(lines, dict.fromkeys([*sizes, *filter(names_run, header)]))
     cells = _NumberCells(names, header, lines, path.name)
@@ -100,15 +94,18 @@ def read_table(
         _check_possible(row, names, path.name, law)
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
-    choice = describe_choice(names, columns or {}, header, path.name)
-    notes = (*([choice] if choice else []), *cells.notes(), *(_describe_merged(each, path.name) for each in merged))
+    convention += f" ({size} parameters)" if size and convention != "not used" else ""
+    choice = [describe_choice(names, columns or {}, header, path.name)]
+    choice += [describe_size(size, names, columns or {}, numeric, path.name)] if "N" in needed else []
+    notes = (*filter(None, choice), *cells.notes(), *(_describe_merged(each, path.name) for each in merged))
     left_out = len(rows) - len(selected)
     return Table([_finish_row(row) for row in selected], convention, ", ".join(used), left_out, names, notes)
 
 
 def _resolve_columns(
-    columns: Mapping[str, str], needed: Sequence[str], header: list[str], numeric: list[str], table: str, option: str
-) -> dict[str, str]:
+    columns: Mapping[str, str], needed: Sequence[str], header: list[str], numeric: list[str], table: str, option: str,
+    size: str,
+) -> dict[str, str]:  # fmt: skip
     """{field: column of this table}; BadInput where a named column is absent, two fit, or too few are known."""
     for column in columns.values():
         name, _ = split_conversion(column, header)
@@ -118,7 +115,7 @@ def _resolve_columns(
 
     fitting = {
         field: fitting_columns(field, header, numeric)
-        for field in dict.fromkeys((*needed, *"NDCM"))
+        for field in dict.fromkeys((*needed, *"NDCM", *EXPERT_FIELDS))
         if field not in columns
     }
 
@@ -128,10 +125,14 @@ def _resolve_columns(
     names = {**columns, **default_columns(needed)}
     if not set(needed) <= set(names):  # then from the others, if they are there
         names |= default_columns("NDCM")
+    if {"sparsity", "activation"} & set(needed) - set(names):
+        names |= default_columns(EXPERT_FIELDS)
     # The runs' own count of FLOPs, if the table has it: by a usual name only if it is not --columns that chose N and D.
     if {"N", "D"} <= set(needed) and ("C" in header or not {"N", "D"} & set(columns)):
         names |= default_columns("C")
-    if missing := [field for field in needed if field not in {*names, *(rule[0] for rule in _derivation_rules(names))}]:
+    if missing := [
+        field for field in needed if field not in {*names, *(rule[0] for rule in derivation_rules(names, size))}
+    ]:
         if two := next((field for field in (*missing, *"NDC") if len(fitting.get(field, ())) > 1), None):
             raise refuse_two(two, fitting[two], table, option)
         raise BadInput(describe_missing(missing, needed, header, table, option))
@@ -191,17 +192,6 @@ def _converted(convert: Callable[[float], float], value: float) -> float:
         return math.nan
 
 
-def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
-    """The rules that derive N, D, C, M where they are not read, each after those it needs."""
-    known, used = set(names), []
-    for rule in RULES:
-        field, sources, _, _ = rule
-        if field not in known and set(sources) <= known:
-            known.add(field)
-            used.append(rule)
-    return used
-
-
 def _is_missing(entry: Any) -> bool:
     """Whether a cell is empty, or says in words that it is."""
     return entry is None or (isinstance(entry, str) and (not entry.strip() or entry.strip().casefold() in MISSING))
@@ -243,9 +233,9 @@ def _make_row(
     name, place = label
     row = {key: _parse_cell(value) for key, value in line.items()} | cells.read_line(line, place)
     for field, sources, _, rule in rules:
-        values = [row[source] for source in sources]
-        possible = all(value is not None and value > 0 for value in values)
-        row[field] = rule(*values) if possible else None
+        values = {source: row[source] for source in sources}
+        possible = all(v is not None and (v > 0 or each == "shared_experts") for each, v in values.items())
+        row[field] = rule(*values.values()) if possible else None
     return row | {"name": name, ROW: place}
 
 
@@ -256,6 +246,7 @@ def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str
     for field, column in names.items():
         value = row[field]
         allowed = value is None or (law.allows(field, value) if law else math.isfinite(value) and value > 0)
+        allowed |= field == "shared_experts" and value == 0
         if not allowed:
             must = describe_allowed(law, field)
             raise BadInput(f"{table}, {row[ROW]}, {shorten_text(column)!r}: {field} is {value:g}; {must}")
@@ -266,6 +257,7 @@ def _finish_row(row: Mapping[str, Any]) -> dict[str, Any]:
     row = {**row, "val_loss": row["loss"]} if "loss" in row else row
     idle = [key for key in ("status", "role") if not row.get(key)] + [ROW]
     idle += ["C"] if isinstance(row.get("C"), str) else []  # a column named C that the law does not use
+    idle += ["N_active"]  # C follows from it; the fitted N is in N
     return {key: value for key, value in row.items() if key not in idle}
 
 

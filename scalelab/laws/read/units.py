@@ -1,16 +1,20 @@
 """Questions about the units of a table: each a finding of kind "units" with the likely cause and what would mend it.
 
-The values alone are judged, by medians, so that one odd run is not taken for a unit. Nothing is refused.
+The values alone are judged, by medians, so that one odd run is not taken for a unit; nothing is refused. Which
+parameters N counts, all or those that a token uses, its column's name tells.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalelab.errors import BadInput
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.read.columns import SIZES, columns_named, fitting_columns, plain_name, refuse_two
 from scalelab.laws.read.finding import Finding
+from scalelab.laws.read.readers import shorten_text
 from scalelab.laws.solve.problem import Columns
 
 SMALLEST = 1e3  # a model of fewer parameters, or a run of fewer tokens, is not a language model
@@ -100,3 +104,53 @@ def _question_loss(loss: np.ndarray) -> list[str]:
             "Laws of loss are in nats per token (bits of a token: --columns='loss=COLUMN*0.693147')"
         ]
     return []
+
+
+def _sized_columns(numeric: Sequence[str]) -> dict[str, list[str]]:
+    """Columns that hold active, and all, parameters by their name."""
+    return {size: columns_named(set(map(plain_name, names.split())), numeric, "N") for size, names in SIZES.items()}
+
+
+def size_columns(
+    size: str, columns: Mapping[str, str], header: Sequence[str], numeric: Sequence[str], table: str, option: str
+) -> dict[str, str]:
+    """{field: column} of N where it is to count "active" or "total" parameters, beside those that `columns` names.
+
+    For a law of all parameters also N_active, of which FLOPs are. {} if `size` is "". BadInput where two columns fit,
+    or where only the other kind is there.
+    """
+    if not size:
+        return {}
+    by_name = _sized_columns(numeric)
+    (other,) = set(SIZES) - {size}
+    fields, named = dict[str, str](), by_name[size]
+    if "N" not in columns:
+        if len(named) > 1:
+            raise refuse_two("N", named, table, option)
+        plain = [name for name in fitting_columns("N", header, numeric) if name not in by_name[other]]
+        if not named and not plain and by_name[other]:
+            there = " and ".join(map(repr, by_name[other]))
+            raise BadInput(f"{table}: N is to count {size} parameters, and {there} holds {other} ones: {option}=N=…")
+        if named or len(plain) == 1:
+            fields["N"] = (named or plain)[0]
+    if size == "total" and "N_active" not in columns and len(by_name["active"]) == 1:
+        fields["N_active"] = by_name["active"][0]
+    return fields
+
+
+def describe_size(
+    size: str, names: Mapping[str, str], columns: Mapping[str, str], numeric: Sequence[str], table: str
+) -> str:
+    """One line about N where a reader can't tell from its column which parameters it counts; "" where that is clear."""
+    by_name, column = _sized_columns(numeric), names.get("N", "")
+    others = [name for each in by_name.values() for name in each if name != column]
+    if not column or "N" in columns:
+        return ""
+    if size and column not in by_name[size] and not others:
+        return (
+            f"{table}: N counts {size} parameters here; the name of its column {shorten_text(column)!r} doesn't say so"
+        )
+    if not size and others:
+        kinds = "; ".join(f"{name!r} {kind} ones" for kind, each in by_name.items() for name in each if name != column)
+        return f"{table}: N is column {shorten_text(column)!r}, by their names {kinds}: --size=active or total chooses"
+    return ""

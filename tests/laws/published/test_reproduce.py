@@ -217,7 +217,7 @@ def test_verdicts():
 
 def test_marin():
     """The frontier's forecast: both runs measured later are inside, nearer than the authors' own forecast."""
-    rows = reproduced("marin").rows
+    rows = reproduced("marin").rows[:2]
     assert [row.verdict for row in rows] == ["within_interval", "within_interval"]
     assert rows[0].ours == pytest.approx(2.600, abs=5e-4) and rows[1].ours == pytest.approx(2.226, abs=5e-4)
     for row, theirs in zip(rows, (2.606, 2.252), strict=True):

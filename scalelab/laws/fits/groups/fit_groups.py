@@ -24,12 +24,11 @@ from scalelab.laws.fits.groups.joint_problem import JointProblem, build_joint_pr
 from scalelab.laws.fits.groups.pooling import FEWEST_GROUPS
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
-from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read import units
 from scalelab.laws.read.groups import Groups
-from scalelab.laws.read.points import law_columns
+from scalelab.laws.read.points import flops_factor, law_columns
 from scalelab.laws.solve.optimum import Certificate, FitError, Optimum
 from scalelab.laws.solve.refit import refit_moved
 from scalelab.laws.trust import form
@@ -90,10 +89,10 @@ def fit_groups(
         fits |= pooled_fit.pool_exponents(joint, best, draws, groups.names, seed, level)
         carried |= pooled_fit.pool_exponents(joint, best, moved, groups.names, seed, level)
     fits["carried"] = carried["draws"]
-    measured = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
+    k = float(k or flops_factor(law, columns, flops, held or {}, bool(target_flops)))
     result = GroupFits(
         by=by, names=groups.names, counts=groups.counts, reference=groups.names[0], exponents=exponents, joint=joint,
-        best=best, certificates=certificates, level=level, seed=seed, k=float(k or measured or FLOPS_PER_PARAM_TOKEN),
+        best=best, certificates=certificates, level=level, seed=seed, k=k,
         n_convention=n_convention, dependence=dependence,
         form=None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed),
         misfit=misfit, test=test, untested=untested, design=findings, **fits,
