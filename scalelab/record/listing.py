@@ -203,8 +203,8 @@ def _last_layers(folder: pathlib.Path) -> dict[str, float]:
 
 
 def batch_keys(line: Mapping[str, Any]) -> list[str]:
-    """Keys `family/name` in a line of layers.jsonl that measure the batch, not a group of parameters."""
-    return [key for key in line if "/" in key and key.partition("/")[2] not in line]
+    """Keys `family/name` in a line of layers.jsonl that measure the batch, not a group of parameters or experts."""
+    return [key for key in line if "/" in key and key.partition("/")[2] not in line and not isinstance(line[key], list)]
 
 
 def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:

@@ -207,6 +207,10 @@ def metrics_section(
     return page.draw("metrics", plot, rows, caption) + constants
 
 
+EXPERTS_CAPTION = (
+    "The load of experts over time: tokens of each expert at the measured steps, over the mean of its block. Blue is "
+    "less than even, red is more; the scale ends at twice the mean."
+)
 BATCH_CAPTION = (
     "Measures of whole batches: the head's logits, quantiles of the tokens' losses, the worst sequences (their "
     "rows are in the CSV), and norms of the embedding's rows by how often the batch has them."
@@ -223,6 +227,8 @@ def layers_section(page: ReportPage) -> str:
         "names as in scalelab/train/step/report/layers.py."
     )
     figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
+    if loads := metricplots.expert_rows(lines):
+        figure += page.draw("experts", lambda: metricplots.expert_maps(lines), loads, EXPERTS_CAPTION)
     rows = [
         {"run": page.folder.name, "step": line["step"]} | {key: line[key] for key in listing.batch_keys(line)}
         for line in lines

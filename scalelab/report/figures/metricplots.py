@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
@@ -46,7 +46,11 @@ MAPS = {
     "dead_units": ("share of dead MLP units", False),
     "eps_share": ("share with sqrt(v) < eps", False),
     "gradient_zeros": ("share of zeros in the gradient", False),
+    "expert_entropy": ("experts: entropy of the load / that of an even one", False),
+    "expert_bias_range": ("experts: largest minus smallest bias", False),
 }
+OF_EXPERTS = "expert_share/"  # quantities of layers.jsonl, one a layer, with a value an expert: a figure of their own
+MOST_LAYERS = 6  # panels of that figure; of more layers, evenly chosen ones
 MOST_STEPS = 400  # columns of a map
 BELOW = ("embed", "positions")  # groups drawn below the first layer; other groups are drawn above the last layer
 KEYS = ("run", "step", "read/digest")  # keys of a row that are not metrics, or hashes
@@ -146,7 +150,7 @@ def layer_maps(lines: Sequence[dict]) -> Figure:
     some are left out.
     """
     lines = [lines[index] for index in np.unique(np.linspace(0, len(lines) - 1, MOST_STEPS).astype(int))]
-    quantities = [key for key, value in lines[-1].items() if isinstance(value, list)]
+    quantities = [key for key, value in lines[-1].items() if isinstance(value, list) and not _is_of_experts(key)]
     quantities = [name for name in MAPS if name in quantities] + [name for name in quantities if name not in MAPS]
     fig, axes = make_grid(len(quantities), 3.7, 2.8)
     for ax, name in zip(axes, quantities, strict=True):
@@ -160,6 +164,8 @@ def layer_rows(lines: Sequence[dict]) -> list[dict]:
     for line in lines:
         places: dict[Any, dict] = {}
         for key, value in line.items():
+            if _is_of_experts(key):
+                continue
             if isinstance(value, list):
                 for layer, each in enumerate(value):
                     places.setdefault(layer, {})[key] = each
@@ -168,6 +174,43 @@ def layer_rows(lines: Sequence[dict]) -> list[dict]:
                 places.setdefault(group, {})[quantity] = value
         rows += [{"step": line["step"], "layer": place} | values for place, values in places.items()]
     return rows
+
+
+def _is_of_experts(key: str) -> bool:
+    return key.startswith(OF_EXPERTS)
+
+
+def expert_rows(lines: Sequence[dict]) -> list[dict]:
+    """Rows of `step`, `layer`, `expert` and `load`, over the mean of the layer, at each step of layers.jsonl."""
+    return [
+        {"step": line["step"], "layer": int(key.removeprefix(OF_EXPERTS)), "expert": expert, "load": load}
+        for line in lines
+        for key in line
+        if _is_of_experts(key)
+        for expert, load in enumerate(line[key])
+    ]
+
+
+@styled
+def expert_maps(lines: Sequence[dict]) -> Figure:
+    """Draw a map of expert (up) and step (right) for each of some layers: the load over the layer's mean.
+
+    White is a load of one, so that an expert without tokens and one with many stand out on both sides.
+    """
+    lines = [lines[index] for index in np.unique(np.linspace(0, len(lines) - 1, MOST_STEPS).astype(int))]
+    names = sorted((key for key in lines[-1] if _is_of_experts(key)), key=lambda key: int(key.removeprefix(OF_EXPERTS)))
+    names = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, MOST_LAYERS).round().astype(int))]
+    fig, axes = make_grid(len(names), 3.7, 2.8)
+    for ax, name in zip(axes, names, strict=True):
+        table = np.array([line[name] for line in lines if name in line], float).T
+        edges = _edges([line["step"] for line in lines if name in line]), np.arange(len(table) + 1) - 0.5
+        drawn = ax.pcolormesh(*edges, table, norm=TwoSlopeNorm(1, 0, 2), cmap="RdBu_r", rasterized=True)
+        shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), 8)).round().astype(int))
+        ax.set_yticks(shown, map(str, shown))
+        ax.grid(False)
+        ax.set(xlabel="step", ylabel="expert", title=f"block {name.removeprefix(OF_EXPERTS)}: load / mean")
+        fig.colorbar(drawn, ax=ax, extend="max")
+    return fig
 
 
 def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
