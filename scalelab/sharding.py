@@ -1,9 +1,10 @@
 """Sharding of values on a mesh, by the logical names of their axes. Without a mesh all functions are no-ops.
 
-Mesh axes: `data` and `fsdp` split the batch, `fsdp` also splits parameters at rest, `context` splits the sequence,
-`tensor` splits heads, feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence
-once more (Korthikanti et al. 2022, section 4.2.2). `stage` splits the layers; the model doesn't see it, as each stage
-traces its own blocks (`parallel/stage.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
+Mesh axes: `data`, `fsdp` and `expert` split the batch, `fsdp` also parameters at rest, `expert` those of experts,
+between which tokens travel (`model/experts/exchange.py`), `context` splits the sequence, `tensor` splits heads,
+feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence once more (Korthikanti
+et al. 2022, section 4.2.2). `stage` splits the layers; the model doesn't see it, as each stage traces its own blocks
+(`parallel/stage.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
 here.
 """
 
@@ -18,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec, reshard
 
-BATCH_AXES = ("data", "fsdp")
+EXPERT_AXIS = "expert"
+BATCH_AXES = ("data", "fsdp", EXPERT_AXIS)
 CONTEXT_AXIS = "context"
 TENSOR_AXIS = "tensor"
 STAGE_AXIS = "stage"

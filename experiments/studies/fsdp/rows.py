@@ -106,7 +106,8 @@ def _worst_sum(expected: Any, actual: Any) -> float:
 
     def worst(a: np.ndarray, b: np.ndarray) -> float:  # -inf, a maximum of nothing, equals itself
         differences = np.subtract(a, b, out=np.zeros_like(a), where=a != b)
-        return float(np.abs(differences).max() / np.abs(a[np.isfinite(a)]).max())
+        largest = np.abs(a[np.isfinite(a)]).max()  # 0 where nothing was counted
+        return float(np.abs(differences).max() / (largest or 1.0))
 
     return max(map(worst, jax.tree.leaves(expected), jax.tree.leaves(actual)), default=0.0)
 
@@ -174,9 +175,8 @@ def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str
     traced = jax.tree.map(jnp.float32, h)
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
     held = compiled.memory_analysis().argument_size_in_bytes
-    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (
-        static.layout.data * static.layout.fsdp
-    )
+    rows = batch.size * 4 // static.layout.batch_parts
+    small = rows + sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced))
     memory = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.guard))  # on every device
     return {
         "argument_bytes": held - small - memory,

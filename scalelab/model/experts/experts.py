@@ -13,6 +13,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration
 from scalelab.model.experts import balance
+from scalelab.model.experts.exchange import apply_experts
 from scalelab.model.experts.router import Routing, mark_chosen, route_tokens
 from scalelab.model.experts.ways import WAYS, choose_way
 from scalelab.model.layers import GATED, MLP, UNGATED, BareParameter, BareVariable, projection_init
@@ -48,7 +49,10 @@ class Experts(nn.Module):
         weights = {name: BareParameter(each, name=name)() for name, each in expert_declarations(s).items()}
         way = WAYS[choose_way(s.expert_products, target_platform())]
         activation = keep_inputs(GATED[s.mlp] if s.mlp in GATED else UNGATED[s.mlp])
-        return way(x_BSD.astype(compute), routing, weights, activation)
+        x_BSD = x_BSD.astype(compute)
+        y_BSD, dropped_BS = apply_experts(way, x_BSD, routing, weights, activation, self.policy, s.expert_buffer)
+        give_sum(self, COUNTS, "dropped", dropped_BS, counts_BS)
+        return y_BSD
 
     def _route(self, x_BSD: jax.Array, counts_BS: jax.Array | None) -> Routing:
         """Each token's experts; gives what is counted of them, and the losses that balance them."""
@@ -57,7 +61,6 @@ class Experts(nn.Module):
         variable = lambda name, of: gather_weight(BareVariable(of(s), name=name)(), "experts")  # noqa: E731
         routing = route_tokens(s, logits_BSE, variable("bias", balance.bias_variable) if s.balance_rate else None)
         give(COUNTS, balance.LOAD, mark_chosen(routing.experts_BSK, s.n_experts))
-        give(COUNTS, "dropped", jnp.zeros(logits_BSE.shape[:2]))
         give(MAXIMA, "router_logit", jnp.max(logits_BSE, axis=-1))
         losses: list[Any] = []
         if s.balance_weight:
