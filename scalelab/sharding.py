@@ -245,10 +245,16 @@ def sum_along(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(x, axes) if has_explicit_mesh() and axes else x
 
 
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes along which `x`, inside a shard_map, may differ between devices."""
+    varying: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return varying
+
+
 def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:
     """Cast `x`, inside a shard_map, to a value that may vary along every axis along which one of `others` varies."""
-    axes = frozenset().union(*[jax.typeof(other).manual_axis_type.varying for other in others])
-    return jax.lax.pcast(x, tuple(axes - jax.typeof(x).manual_axis_type.varying), to="varying")
+    axes = frozenset[str]().union(*map(varying_axes, others))
+    return jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
 
 
 def as_partial_sums(x: jax.Array, spec: PartitionSpec) -> jax.Array:

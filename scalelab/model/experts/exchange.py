@@ -19,17 +19,21 @@ another, T tokens of a device, R = P C rows that arrive, A rows that are multipl
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from scalelab.config import ModelShape
+from scalelab.model.experts.local import ExpertWeight, LocalExperts, multiply_tokens
 from scalelab.model.experts.router import Routing
+from scalelab.model.experts.rows import add_rows, read_rows
 from scalelab.model.products.saved import keep_products, name_exchanged
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
+    CONTEXT_AXIS,
     EXPERT_AXIS,
     TENSOR_AXIS,
     activation_spec,
@@ -42,12 +46,13 @@ from scalelab.sharding import (
     spec_of,
     token_axes,
     vary_like,
+    varying_axes,
+    without_axes,
 )
 
-# (x_BSD, routing, weights by name, activation) -> y_BSD; an expert's number beyond the last stands for none.
-Way = Callable[..., jax.Array]
 FSDP = "fsdp"
 TOKENS = ("batch", "context", None)  # logical axes of what is sent and comes back
+Measured = dict[str, jax.Array]  # of hidden units: `measures.expert_measures`
 
 
 class Buffers(NamedTuple):
@@ -69,42 +74,64 @@ def size_buffers(tokens: int, n_experts: int, per_token: int, peers: int, factor
 
 
 def apply_experts(
-    way: Way, x_BSD: jax.Array, routing: Routing, weights: dict[str, jax.Array], activation: Callable,
-    policy: Policy, factor: float = 0.0,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Each token's sum of its experts [B, S, D], whole along `tensor`, and how many of them it lacks [B, S]."""
+    shape: ModelShape, policy: Policy, x_BSD: jax.Array, routing: Routing, products: Mapping[str, ExpertWeight],
+    due: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, Measured | None]:  # fmt: skip
+    """Each token's sum of its experts [B, S, D], whole along `tensor`; how many it lacks [B, S]; measures if `due`."""
+    (rows, length), per_token = x_BSD.shape[:2], routing.experts_BSK.shape[-1]
     if not has_explicit_mesh():
-        return way(x_BSD, routing, weights, activation), jnp.zeros(x_BSD.shape[:2])
+        local = LocalExperts(shape, policy, shape.n_experts, *[rows * length * per_token] * 2)
+        each = (x.reshape(rows * length, -1) for x in (x_BSD, *routing[:2]))
+        y_TD, lacking_T, units = multiply_tokens(local, *each, products, due)
+        return y_TD.reshape(x_BSD.shape), lacking_T.reshape(rows, length), units
     by_device, token = token_axes(), activation_spec(*TOKENS)
-    tokens = math.prod(x_BSD.shape[:2]) // math.prod(mesh_axis_size(axis) for axis in by_device)
-    n_experts, per_token = weights["up"].shape[0], routing.experts_BSK.shape[-1]
-    buffers = size_buffers(tokens, n_experts, per_token, mesh_axis_size(EXPERT_AXIS), factor)
-    rows: Any = PartitionSpec(TENSOR_AXIS, by_device, None, None)
-    place: Any = PartitionSpec(None, by_device)
+    tokens = rows * length // math.prod(mesh_axis_size(axis) for axis in by_device)
+    peers = mesh_axis_size(EXPERT_AXIS)
+    buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer)
+    local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied)
+    arrived: Any = PartitionSpec(TENSOR_AXIS, by_device, None, None)
+    places: Any = PartitionSpec(by_device), PartitionSpec(by_device, None)
     experts_BSK, weights_BSK = (reshard_to(x, *TOKENS) for x in routing[:2])
-    find = per_device(functools.partial(_find_places, buffers), (token,), (place, place, activation_spec(*TOKENS[:2])))
-    place_PT, token_PC, dropped_BS = find(experts_BSK)
+    find = per_device(functools.partial(_find_places, buffers), (token,), (*places, activation_spec(*TOKENS[:2])))
+    *at, dropped_BS = find(experts_BSK)
 
     def send(x: jax.Array, in_compute: bool) -> jax.Array:
-        mapped = per_device(functools.partial(_send, in_compute), (token, place, place), rows)
-        return name_exchanged(mapped(reshard_to(x, *TOKENS), place_PT, token_PC))
+        mapped = per_device(functools.partial(_send, peers, in_compute), (token, *places), arrived)
+        return name_exchanged(mapped(reshard_to(x, *TOKENS), *at))
 
     def fetch(y: jax.Array, in_compute: bool) -> jax.Array:
-        function = functools.partial(_fetch, x_BSD.shape, in_compute)
-        return name_exchanged(per_device(function, (rows, place, place), token)(y, place_PT, token_PC))
+        function = functools.partial(_fetch, length // mesh_axis_size(CONTEXT_AXIS), in_compute)
+        return name_exchanged(per_device(function, (arrived, *places), token)(y, *at))
 
     about_BSK = jnp.concatenate([experts_BSK.astype(jnp.float32) + 1.0, weights_BSK], axis=-1)
+    here = send(x_BSD, policy.sums_in_compute), send(about_BSK, False)
+    y, lacking, units = _multiply_on_devices(local, arrived, *here, products, due)
+    y_BSD = fetch(y, policy.sums_in_compute)
+    if shape.expert_capacity or buffers.multiplied < buffers.peers * buffers.rows * min(per_token, buffers.local):
+        dropped_BS += fetch(jax.lax.stop_gradient(lacking), False)[..., 0] / mesh_axis_size(TENSOR_AXIS)
+    return y_BSD, dropped_BS, units
+
+
+def _multiply_on_devices(
+    local: LocalExperts, arrived: Any, x: jax.Array, about: jax.Array, products: Mapping[str, ExpertWeight],
+    due: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, Measured | None]:  # fmt: skip
+    """The devices' sums of the rows that arrived, how many experts each row lacks, and what is measured if `due`."""
+    weights = {name: each.w_ENO for name, each in products.items()}
     specs = {name: spec_of(w) for name, w in weights.items()}
-    multiply = functools.partial(_multiply, way, activation, buffers, gathered_form(policy), specs)
-    mapped = per_device(multiply, (rows, rows, *specs.values()), (rows, rows))
+    by_unit: Any = without_axes(PartitionSpec(EXPERT_AXIS, TENSOR_AXIS), mapped_axes())
+    measured = {} if due is None else {"mlp_squares": PartitionSpec(), "unit_max": by_unit}
+    more = () if due is None else (due,)
+    function = functools.partial(_multiply, local, specs, mapped_axes())
+    ins = (arrived, arrived, *specs.values(), *[PartitionSpec() for _ in more])
+    mapped = per_device(function, ins, (arrived, arrived, measured))
     if any(FSDP in mesh_axes(spec.partitions) for spec in specs.values()) and not mapped_axes():
         mapped = keep_products(mapped)
-    y, missed = mapped(send(x_BSD, policy.sums_in_compute), send(about_BSK, False), *weights.values())
-    y_BSD = fetch(y, policy.sums_in_compute)
-    if buffers.multiplied < buffers.peers * buffers.rows * min(per_token, buffers.local):
-        missed_BS = fetch(jax.lax.stop_gradient(missed), False)[..., 0] / mesh_axis_size(TENSOR_AXIS)
-        dropped_BS = dropped_BS + missed_BS
-    return y_BSD, dropped_BS
+    y, lacking, units = mapped(x, about, *weights.values(), *more)
+    if due is None:
+        return y, lacking, None
+    most_E_F = reshard_to(units["unit_max"], None, None)
+    return y, lacking, units | {"unit_max": most_E_F.reshape(-1)}
 
 
 def gathered_form(policy: Policy) -> Any:
@@ -113,59 +140,31 @@ def gathered_form(policy: Policy) -> Any:
 
 
 def _find_places(buffers: Buffers, experts_bsK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each token's place among the rows to each device, C where it has none; the rows' tokens, T for none; drops."""
+    """The token of each row that a device sends, T for none; a token's row for each device, R for none; its drops."""
     peers, local, rows, _ = buffers
-    experts_TK = experts_bsK.reshape(-1, experts_bsK.shape[-1])
-    peer_P, token_T = jnp.arange(peers)[:, None], jnp.arange(len(experts_TK))[None]
-    counts_PT = jnp.sum(experts_TK[None] // local == peer_P[..., None], axis=-1)
-    nth_PT = jnp.cumsum(counts_PT > 0, axis=1) - 1
-    place_PT = jnp.where((counts_PT > 0) & (nth_PT < rows), nth_PT, rows)
-    none = vary_like(jnp.full((peers, rows), len(experts_TK)), place_PT)
-    token_PC = none.at[peer_P, place_PT].set(jnp.broadcast_to(token_T, place_PT.shape), mode="drop")
-    dropped_T = jnp.sum(jnp.where(place_PT == rows, counts_PT, 0), axis=0).astype(jnp.float32)
-    return place_PT, token_PC, dropped_T.reshape(experts_bsK.shape[:2])
+    experts_TK, end = experts_bsK.reshape(-1, experts_bsK.shape[-1]), peers * rows
+    counts_TP = jnp.sum(experts_TK[:, None] // local == jnp.arange(peers)[:, None], axis=-1)
+    nth_TP = jnp.cumsum(counts_TP > 0, axis=0) - 1
+    row_TP = jnp.where((counts_TP > 0) & (nth_TP < rows), jnp.arange(peers) * rows + nth_TP, end)
+    token_TP = jnp.broadcast_to(jnp.arange(len(experts_TK))[:, None], row_TP.shape)
+    token_R = vary_like(jnp.full(end, len(experts_TK)), row_TP).at[row_TP].set(token_TP, mode="drop")
+    dropped_T = jnp.sum(jnp.where(row_TP == end, counts_TP, 0), axis=1).astype(jnp.float32)
+    return token_R, row_TP, dropped_T.reshape(experts_bsK.shape[:2])
 
 
-@jax.custom_vjp
-def spread_rows(x_TD: jax.Array, place_PT: jax.Array, token_PC: jax.Array) -> jax.Array:
-    """Rows [P, C, D] of the tokens at `token_PC`, zeros where there is none: gathered, and so is its gradient."""
-    del place_PT
-    return x_TD.at[token_PC].get(mode="fill", fill_value=0)
-
-
-@jax.custom_vjp
-def collect_rows(y_PCD: jax.Array, place_PT: jax.Array, token_PC: jax.Array) -> jax.Array:
-    """Sums [T, D] of each token's rows, in fp32 and cast after it: the transpose of `spread_rows`."""
-    del token_PC
-    parts = (y_D.at[place].get(mode="fill", fill_value=0) for y_D, place in zip(y_PCD, place_PT, strict=True))
-    first, *rest = (part.astype(jnp.float32) for part in parts)
-    return sum(rest, first).astype(y_PCD.dtype)
-
-
-spread_rows.defvjp(
-    lambda x, *places: (spread_rows(x, *places), places), lambda places, dy: (collect_rows(dy, *places), None, None)
-)
-collect_rows.defvjp(
-    lambda y, *places: (collect_rows(y, *places), places), lambda places, dx: (spread_rows(dx, *places), None, None)
-)
-
-
-def _send(in_compute: bool, x_bsD: jax.Array, place_PT: jax.Array, token_PC: jax.Array) -> jax.Array:
+def _send(peers: int, in_compute: bool, x_bsD: jax.Array, token_R: jax.Array, row_TP: jax.Array) -> jax.Array:
     """The rows that come to a device [1, P, C, D], by the device they come from."""
     x_TD = x_bsD.reshape(-1, x_bsD.shape[-1])
     x_TD = x_TD if in_compute else x_TD.astype(jnp.float32)  # what flows back is added up along `tensor` in this
     x_TD = jax.lax.pcast(x_TD, TENSOR_AXIS, to="varying").astype(x_bsD.dtype)
-    return _exchange(spread_rows(x_TD, place_PT, token_PC))[None]
+    return _exchange(read_rows(x_TD, token_R, row_TP).reshape(peers, -1, x_TD.shape[-1]))[None]
 
 
-def _fetch(
-    shape: tuple[int, ...], in_compute: bool, y_1PCD: jax.Array, place_PT: jax.Array, token_PC: jax.Array
-) -> jax.Array:
+def _fetch(length: int, in_compute: bool, y_1PCD: jax.Array, token_R: jax.Array, row_TP: jax.Array) -> jax.Array:
     """Each token's sum of the rows that come back to its device, added up along `tensor`."""
-    y_TD = collect_rows(_exchange(y_1PCD[0]), place_PT, token_PC)
+    y_TD = add_rows(_exchange(y_1PCD[0]).reshape(-1, y_1PCD.shape[-1]), token_R, row_TP)
     y_TD = jax.lax.psum(y_TD if in_compute else y_TD.astype(jnp.float32), TENSOR_AXIS).astype(y_TD.dtype)
-    ways = shape[1] // mesh_axis_size("context")
-    return y_TD.reshape(-1, ways, y_TD.shape[-1])
+    return y_TD.reshape(-1, length, y_TD.shape[-1])
 
 
 def _exchange(rows_PCD: jax.Array) -> jax.Array:
@@ -176,59 +175,53 @@ def _exchange(rows_PCD: jax.Array) -> jax.Array:
 
 
 def _multiply(
-    way: Way, activation: Callable, buffers: Buffers, form: Any, specs: dict[str, PartitionSpec],
-    rows_1PCD: jax.Array, about_1PCK: jax.Array, *weights: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Weighted sums of this device's experts, a row each, and how many of the row's experts had no room."""
+    local: LocalExperts,
+    specs: dict[str, PartitionSpec],
+    outer: frozenset[str],
+    rows_1PCD: jax.Array,
+    about_1PCK: jax.Array,
+    *given: jax.Array,
+) -> tuple[jax.Array, jax.Array, Measured]:
+    """Weighted sums of this device's experts, a row each; the row's experts without room; measures if they are due."""
     x_RD, about_RK = (each.reshape(-1, each.shape[-1]) for each in (rows_1PCD, about_1PCK))
-    experts_RK, weights_RK = _local_experts(buffers, about_RK)
-    whole = {name: _whole(form, spec, w, rows_1PCD) for (name, spec), w in zip(specs.items(), weights, strict=True)}
-
-    def apply(x_TD: jax.Array, experts_TK: jax.Array, weights_TK: jax.Array) -> jax.Array:
-        one = Routing(experts_TK[None], weights_TK[None], weights_TK[None])
-        return way(x_TD[None], one, whole, activation)[0]
-
-    if buffers.multiplied == experts_RK.size:
-        y_RD, missed_R = apply(x_RD, experts_RK, weights_RK), jnp.zeros_like(weights_RK[:, 0])
-    else:
-        y_RD, missed_R = _apply_to_few(apply, buffers, x_RD, experts_RK, weights_RK)
-    return y_RD.reshape(rows_1PCD.shape), missed_R.reshape(*rows_1PCD.shape[:-1], 1)
+    experts_RK, weights_RK = _local_experts(local.n_experts, about_RK)
+    form, weights, due = gathered_form(local.policy), given[: len(specs)], (*given[len(specs) :], None)[0]
+    products = {
+        name: ExpertWeight(_whole(form, spec, w, rows_1PCD))
+        for (name, spec), w in zip(specs.items(), weights, strict=True)
+    }
+    y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
+    lacking = lacking_R.reshape(*rows_1PCD.shape[:-1], 1)
+    measured = {} if units is None else _measured_by_all(local.n_experts, units, outer)
+    return y_RD.reshape(rows_1PCD.shape), lacking, measured
 
 
-def _local_experts(buffers: Buffers, about_RK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Each row's experts on this device, the first ones, and their weights; `buffers.local` and zero for others."""
+def _measured_by_all(n_experts: int, units: Measured, outer: frozenset[str]) -> Measured:
+    """The hidden units' measures on all devices, of a pipeline's stage; `unit_max` [e, F] of this device's experts."""
+    most_eF = units["unit_max"].reshape(n_experts, -1)
+    alike = varying_axes(most_eF) - {EXPERT_AXIS, TENSOR_AXIS} - outer
+    return {
+        "mlp_squares": jax.lax.psum(units["mlp_squares"], tuple(varying_axes(units["mlp_squares"]) - outer)),
+        "unit_max": jax.lax.pmax(most_eF, tuple(alike)),
+    }
+
+
+def _local_experts(local: int, about_RK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Each row's experts among the `local` ones of this device, and their weights; `local` and zero for others."""
     experts_RK, weights_RK = jnp.split(about_RK, 2, axis=-1)
-    first = jax.lax.axis_index(EXPERT_AXIS) * buffers.local if buffers.peers > 1 else 0
+    first = jax.lax.axis_index(EXPERT_AXIS) * local
     local_RK = jax.lax.stop_gradient(experts_RK).astype(jnp.int32) - 1 - first
-    is_here = (local_RK >= 0) & (local_RK < buffers.local)
-    local_RK, weights_RK = jnp.where(is_here, local_RK, buffers.local), jnp.where(is_here, weights_RK, 0.0)
-    if (most := min(local_RK.shape[-1], buffers.local)) == local_RK.shape[-1]:
+    is_here = (local_RK >= 0) & (local_RK < local)
+    local_RK, weights_RK = jnp.where(is_here, local_RK, local), jnp.where(is_here, weights_RK, 0.0)
+    if (most := min(local_RK.shape[-1], local)) == local_RK.shape[-1]:
         return local_RK, weights_RK
     order_RK = jnp.argsort(local_RK, axis=-1)[:, :most]
     return jnp.take_along_axis(local_RK, order_RK, -1), jnp.take_along_axis(weights_RK, order_RK, -1)
 
 
-def _apply_to_few(
-    apply: Callable, buffers: Buffers, x_RD: jax.Array, experts_RK: jax.Array, weights_RK: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """`apply` to the first A pairs of a row and an expert, and how many of each row's are beyond these."""
-    per_row, is_here = experts_RK.shape[-1], experts_RK.reshape(-1) < buffers.local
-    nth = jnp.cumsum(is_here) - 1
-    (pair_A,) = jnp.nonzero(is_here, size=buffers.multiplied, fill_value=is_here.size)
-    row_A = pair_A // per_row
-    experts_A = experts_RK.reshape(-1).at[pair_A].get(mode="fill", fill_value=buffers.local)
-    weights_A = weights_RK.reshape(-1).at[pair_A].get(mode="fill", fill_value=0)
-    x_AD = x_RD.at[row_A].get(mode="fill", fill_value=0)
-    y_AD = apply(x_AD, experts_A[:, None], weights_A[:, None])
-    y_RD = jnp.zeros(x_RD.shape, jnp.float32).at[row_A].add(y_AD.astype(jnp.float32), mode="drop")
-    missed_R = jnp.sum((is_here & (nth >= buffers.multiplied)).reshape(-1, per_row), axis=-1)
-    return y_RD.astype(y_AD.dtype), missed_R.astype(jnp.float32)
-
-
 def _whole(form: Any, spec: PartitionSpec, w: jax.Array, like: jax.Array) -> jax.Array:
     split = next((i for i, entry in enumerate(spec.partitions) if FSDP in mesh_axes([entry])), None)
-    varying = (jax.typeof(x).manual_axis_type.varying for x in (like, w))
-    return _gather(form, split, tuple(sorted(frozenset.difference(*varying))), w)
+    return _gather(form, split, tuple(sorted(varying_axes(like) - varying_axes(w))), w)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

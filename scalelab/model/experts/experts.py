@@ -11,17 +11,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.experts import balance
 from scalelab.model.experts.exchange import apply_experts
+from scalelab.model.experts.local import ExpertWeight
 from scalelab.model.experts.router import Routing, mark_chosen, route_tokens
-from scalelab.model.experts.ways import WAYS, choose_way
-from scalelab.model.layers import GATED, MLP, UNGATED, BareParameter, BareVariable, projection_init
+from scalelab.model.layers import GATED, MLP, BareParameter, BareVariable, projection_init
 from scalelab.model.products.parts import GatheredSequence, whole_sequence
-from scalelab.model.products.saved import keep_inputs
+from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, give_sum
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform
+from scalelab.sharding import gather_weight, reshard_to, residual_axes
 
 
 class Experts(nn.Module):
@@ -36,22 +36,22 @@ class Experts(nn.Module):
     ) -> jax.Array:
         """x_BSD -> [B, S, D]; `due` and `counts_BS` as in `Block`."""
         s, out = self.shape, residual_axes(self.shape.sequence_parallel)
-        y_BSD = self._routed(whole_sequence(x_BSD), counts_BS)
+        y_BSD = self._routed(whole_sequence(x_BSD), due, counts_BS)
         if s.n_shared_experts:
             width = s.n_shared_experts * s.d_expert
             shared = MLP(s.mlp, s.d_model, width, s.bias, self.policy, out, projection_init(s), name="shared")
             y_BSD = y_BSD + shared(x_BSD)
         return reshard_to(y_BSD, *out)
 
-    def _routed(self, x_BSD: jax.Array, counts_BS: jax.Array | None) -> jax.Array:
-        s, compute = self.shape, array_dtype(self.policy.compute)
+    def _routed(self, x_BSD: jax.Array, due: jax.Array | None, counts_BS: jax.Array | None) -> jax.Array:
+        s, give = self.shape, functools.partial(give_sum, self, counts_BS=counts_BS)
         routing = self._route(x_BSD, counts_BS)
-        weights = {name: BareParameter(each, name=name)() for name, each in expert_declarations(s).items()}
-        way = WAYS[choose_way(s.expert_products, target_platform())]
-        activation = keep_inputs(GATED[s.mlp] if s.mlp in GATED else UNGATED[s.mlp])
-        x_BSD = x_BSD.astype(compute)
-        y_BSD, dropped_BS = apply_experts(way, x_BSD, routing, weights, activation, self.policy, s.expert_buffer)
-        give_sum(self, COUNTS, "dropped", dropped_BS, counts_BS)
+        x_BSD = x_BSD.astype(array_dtype(self.policy.compute))
+        products = {name: ExpertWeights(each, name=name)() for name, each in expert_declarations(s).items()}
+        y_BSD, lacking_BS, units = apply_experts(s, self.policy, x_BSD, routing, products, due)
+        give(COUNTS, "dropped", lacking_BS)
+        if units is not None:
+            self.put_variable(measures.COLLECTION, "units", units)
         return y_BSD
 
     def _route(self, x_BSD: jax.Array, counts_BS: jax.Array | None) -> Routing:
@@ -80,6 +80,17 @@ class Experts(nn.Module):
         w_DE = BareParameter(Declaration((s.d_model, s.n_experts), ("embed",), ("experts",), std=std), name="router")()
         w_DE = gather_weight(w_DE, "embed", "experts").astype(jnp.float32)
         return jnp.einsum("bsd,de->bse", x_BSD.astype(jnp.float32), w_DE, precision="highest")
+
+
+class ExpertWeights(nn.Module):
+    """The weights of one product of all experts."""
+
+    declaration: Declaration
+
+    @nn.compact
+    def __call__(self) -> ExpertWeight:
+        """The array as declared, and its scales if scaling is delayed."""
+        return ExpertWeight(declare_parameter(self, "w", self.declaration), self.get_variable("scales", "s"))
 
 
 def expert_declarations(shape: ModelShape) -> dict[str, Declaration]:
