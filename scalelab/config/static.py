@@ -105,8 +105,6 @@ class Layout:
 
     data: int = 1
     fsdp: int = 1
-    expert: int = 1
-    expert_buffer: float = 0.0
     tensor: int = 1
     context: int = 1
     stage: int = 1
@@ -117,6 +115,8 @@ class Layout:
     schedule: str = "1f1b"
     microbatches: int = 1
     rounds: int = 1
+    expert: int = 1
+    expert_buffer: float = 0.0
 
     @property
     def devices(self) -> int:
