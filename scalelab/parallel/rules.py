@@ -172,7 +172,7 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         check_divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
-    _check_experts(model, layout)
+    _check_experts(static, layout)
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     check_divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
@@ -190,8 +190,9 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
 
 
-def _check_experts(shape: ModelShape, layout: Layout) -> None:
+def _check_experts(static: Static, layout: Layout) -> None:
     """Raise BadInput where a mesh can't split the experts, or there are none."""
+    shape = static.model
     if layout.expert_buffer and (layout.expert == 1 or layout.expert_buffer < 1):
         why = "no rows are sent" if layout.expert == 1 else "rows are dropped even if all devices get equally many"
         nearest = "0" if layout.expert == 1 else "1, or 0: none is dropped"
@@ -206,6 +207,11 @@ def _check_experts(shape: ModelShape, layout: Layout) -> None:
                 f"nearest: parallel.expert=1 and parallel.data={layout.data * layout.expert}"
             )
         return
+    if layout.devices > 1 and POLICIES[static.precision].scaling == "delayed":
+        raise BadInput(
+            f"precision.name={static.precision!r} with model.n_experts={shape.n_experts} on {layout.devices} devices: "
+            "devices don't gather their experts' amax; nearest: precision.name='fp8'"
+        )
     check_divides("model.n_experts", shape.n_experts, "parallel.expert", layout.expert)
     check_divides("model.d_expert", shape.d_expert, "parallel.tensor", layout.tensor)
 

@@ -81,8 +81,8 @@ def apply_experts(
     (rows, length), per_token = x_BSD.shape[:2], routing.experts_BSK.shape[-1]
     if not has_explicit_mesh():
         local = LocalExperts(shape, policy, shape.n_experts, *[rows * length * per_token] * 2)
-        each = (x.reshape(rows * length, -1) for x in (x_BSD, *routing[:2]))
-        y_TD, lacking_T, units = multiply_tokens(local, *each, products, due)
+        x_TD, experts_TK, weights_TK = (x.reshape(rows * length, -1) for x in (x_BSD, *routing[:2]))
+        y_TD, lacking_T, units = multiply_tokens(local, x_TD, experts_TK, weights_TK, products, due)
         return y_TD.reshape(x_BSD.shape), lacking_T.reshape(rows, length), units
     by_device, token = token_axes(), activation_spec(*TOKENS)
     tokens = rows * length // math.prod(mesh_axis_size(axis) for axis in by_device)

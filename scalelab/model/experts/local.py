@@ -17,13 +17,13 @@ from scalelab.model.layers import GATED, UNGATED
 from scalelab.model.products.saved import keep_inputs, name_product
 from scalelab.model.sums import measures
 from scalelab.precision.policy import Policy
-from scalelab.sharding import Weight, target_platform
+from scalelab.sharding import target_platform
 
 
 class ExpertWeight(NamedTuple):
     """The weights of one product of all experts, and delayed scaling's scales; None without it."""
 
-    w_ENO: Weight
+    w_ENO: jax.Array
     scales: Any = None
 
 
