@@ -1,6 +1,6 @@
 """Compare one model under every layout of a mesh with one device: loss, gradients, and the cost of each layout.
 
-    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window,distances] [--experts=all] [--json]
+    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window] [--experts=all] [--json]
 
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss, every gradient and the sums that blocks
 give with those of a single device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and

@@ -143,9 +143,10 @@ def _find_places(buffers: Buffers, experts_bsK: jax.Array) -> tuple[jax.Array, j
     """The token of each row that a device sends, T for none; a token's row for each device, R for none; its drops."""
     peers, local, rows, _ = buffers
     experts_TK, end = experts_bsK.reshape(-1, experts_bsK.shape[-1]), peers * rows
-    counts_TP = jnp.sum(experts_TK[:, None] // local == jnp.arange(peers)[:, None], axis=-1)
+    peer_P = jnp.arange(peers)
+    counts_TP = jnp.sum(experts_TK[:, None] // local == peer_P[None, :, None], axis=-1)
     nth_TP = jnp.cumsum(counts_TP > 0, axis=0) - 1
-    row_TP = jnp.where((counts_TP > 0) & (nth_TP < rows), jnp.arange(peers) * rows + nth_TP, end)
+    row_TP = jnp.where((counts_TP > 0) & (nth_TP < rows), (peer_P * rows)[None] + nth_TP, end)
     token_TP = jnp.broadcast_to(jnp.arange(len(experts_TK))[:, None], row_TP.shape)
     token_R = vary_like(jnp.full(end, len(experts_TK)), row_TP).at[row_TP].set(token_TP, mode="drop")
     dropped_T = jnp.sum(jnp.where(row_TP == end, counts_TP, 0), axis=1).astype(jnp.float32)
