@@ -274,6 +274,11 @@ AXIS = (-1, 2**31 - 1)
 PARALLEL = {
     "data": setting(1, "replicas that share the batch", unit="devices", range=AXIS),
     "fsdp": setting(1, "replicas that each keep 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
+    "expert": setting(1, "replicas that each keep 1/expert of the experts; tokens travel to theirs and back",
+        unit="devices", range=AXIS, source="GShard (Lepikhin et al. 2020), sec. 3"),
+    "expert_buffer": setting(0.0, "most rows that a device sends to another along expert, and multiplies, over their "
+        "mean; what is beyond is dropped and counted; 0: room for all", range=(0, 1e6),
+        source="Switch Transformer: 1.25"),
     "context": setting(1, "parts of a sequence; keys and values go round a ring", unit="devices", range=AXIS,
         source="Liu et al. 2023"),
     "stage": setting(1, "pipeline stages of layers, the ends with one less if need be; micro-batches pass through",

@@ -1,9 +1,10 @@
 """Sharding of values on a mesh, by the logical names of their axes. Without a mesh all functions are no-ops.
 
-Mesh axes: `data` and `fsdp` split the batch, `fsdp` also splits parameters at rest, `context` splits the sequence,
-`tensor` splits heads, feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence
-once more (Korthikanti et al. 2022, section 4.2.2). `stage` splits the layers; the model doesn't see it, as each stage
-traces its own blocks (`parallel/stage.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
+Mesh axes: `data`, `fsdp` and `expert` split the batch, `fsdp` also parameters at rest, `expert` those of experts,
+between which tokens travel (`model/experts/exchange.py`), `context` splits the sequence, `tensor` splits heads,
+feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence once more (Korthikanti
+et al. 2022, section 4.2.2). `stage` splits the layers; the model doesn't see it, as each stage traces its own blocks
+(`parallel/stage.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
 here.
 """
 
@@ -18,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec, reshard
 
-BATCH_AXES = ("data", "fsdp")
+EXPERT_AXIS = "expert"
+BATCH_AXES = ("data", "fsdp", EXPERT_AXIS)
 CONTEXT_AXIS = "context"
 TENSOR_AXIS = "tensor"
 STAGE_AXIS = "stage"
@@ -243,10 +245,16 @@ def sum_along(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(x, axes) if has_explicit_mesh() and axes else x
 
 
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes along which `x`, inside a shard_map, may differ between devices."""
+    varying: frozenset[str] = jax.typeof(x).manual_axis_type.varying
+    return varying
+
+
 def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:
     """Cast `x`, inside a shard_map, to a value that may vary along every axis along which one of `others` varies."""
-    axes = frozenset().union(*[jax.typeof(other).manual_axis_type.varying for other in others])
-    return jax.lax.pcast(x, tuple(axes - jax.typeof(x).manual_axis_type.varying), to="varying")
+    axes = frozenset[str]().union(*map(varying_axes, others))
+    return jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
 
 
 def as_partial_sums(x: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -78,7 +78,7 @@ def textbook_bytes(static: Static) -> float:
     if layout.stage > 1:
         return _pipeline_bytes(static)
     weights = count_parameters(shape)["total"] / layout.tensor
-    ways = layout.fsdp * layout.data
+    ways = layout.batch_parts
     each_step = (2 * 2 + 4) * static.accumulate if layout.zero == 3 else 2 + 4
     total = each_step * weights * (ways - 1) / ways
     if layout.tensor > 1:

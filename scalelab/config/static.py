@@ -79,13 +79,14 @@ class ModelShape:
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
+    expert_buffer: float = 0.0  # from parallel.expert_buffer
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
         return dataclasses.replace(
             self, remat="none", attention="plain", expert_products="auto", sequence_parallel=False, sums="compute",
-            parts=0,
+            parts=0, expert_buffer=0.0,
         )  # fmt: skip
 
     @property
@@ -130,11 +131,18 @@ class Layout:
     schedule: str = "1f1b"
     microbatches: int = 1
     rounds: int = 1
+    expert: int = 1
+    expert_buffer: float = 0.0
 
     @property
     def devices(self) -> int:
         """The size of the mesh."""
-        return self.data * self.fsdp * self.tensor * self.context * self.stage
+        return self.batch_parts * self.tensor * self.context * self.stage
+
+    @property
+    def batch_parts(self) -> int:
+        """The number of parts into which devices split a batch (`sharding.BATCH_AXES`)."""
+        return self.data * self.fsdp * self.expert
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +267,7 @@ def static(config: "ConfigDict") -> Static:
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
         sums=config.parallel.sums if config.parallel.tensor != 1 else "compute",
+        expert_buffer=config.parallel.expert_buffer if config.parallel.expert != 1 else 0.0,
         parts=config.parallel.parts if config.parallel.sequence and config.parallel.tensor != 1 else 0,
     )
     train, schedule = config.train, config.schedule

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
-from scalelab.model.products.saved import save_products
+from scalelab.model.products.saved import save_exchanged, save_products
 from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import SUMS
@@ -36,7 +36,7 @@ End = Callable[[Params, jax.Array, jax.Array], Any]  # (params, x_BSD, head_DV) 
 REMAT_POLICIES = {
     "none": None,
     "dots": save_products,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "full": save_exchanged,  # of blocks without experts nothing
 }
 MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 

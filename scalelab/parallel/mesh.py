@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 
-MESH_AXES = ("stage", "data", "fsdp", "context", "tensor")
+MESH_AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 
 
 def resolve_layout(layout: Layout, devices: int) -> Layout:

@@ -25,17 +25,30 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.parallel.stages.assignment import is_even
 from scalelab.parallel.stages.checks import check_pipeline, has_even_stages
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
+from scalelab.sharding import (
+    BATCH_AXES,
+    CONTEXT_AXIS,
+    EXPERT_AXIS,
+    SPLIT_BY_TENSOR,
+    STAGE_AXIS,
+    TENSOR_AXIS,
+    mesh_axes,
+)
 
 FSDP_AXES = ("embed", "latent")  # no parameter has both
+EXPERTS = "experts"
 NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
 MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unsharded
 
 
 def parameter_spec(declaration: Declaration | Variable, fsdp: bool, stages: bool) -> PartitionSpec:
-    """The mesh axis that splits each logical axis of a parameter, or of a variable."""
+    """The mesh axis that splits each logical axis of a parameter, or of a variable.
+
+    `expert` splits the weights of experts; the router and the experts' variables are small, and read whole.
+    """
     split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | (dict.fromkeys(FSDP_AXES, "fsdp") if fsdp else {})
     split |= {"layers": STAGE_AXIS} if stages else {}
+    split |= {EXPERTS: EXPERT_AXIS} if EXPERTS in getattr(declaration, "stack", ()) else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
 
 
@@ -112,6 +125,8 @@ def postponed_axes(layout: Layout) -> frozenset[str]:
 
 def is_postponed(declaration: Declaration) -> bool:
     """Whether the parameter's gradient can be left unadded: of `weight_product`, the embedding and the head."""
+    if EXPERTS in declaration.axes:
+        return False
     return (declaration.is_hidden_matrix and declaration.role == "weight") or "vocab" in declaration.axes
 
 
@@ -157,6 +172,7 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         check_divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
+    _check_experts(static, layout)
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     check_divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
@@ -169,11 +185,36 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     if layout.zero:
         for name in ("d_model", "d_kv_latent", "d_q_latent"):
             check_divides(f"model.{name}", getattr(model, name), "parallel.fsdp", layout.fsdp)
-    check_divides(
-        "train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp
-    )
+    batch_axes = "parallel.data x parallel.fsdp" + " x parallel.expert" * (layout.expert > 1)
+    check_divides("train.global_batch / train.accumulate", micro, batch_axes, layout.batch_parts)
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
+
+
+def _check_experts(static: Static, layout: Layout) -> None:
+    """Raise BadInput where a mesh can't split the experts, or there are none."""
+    shape = static.model
+    if layout.expert_buffer and (layout.expert == 1 or layout.expert_buffer < 1):
+        why = "no rows are sent" if layout.expert == 1 else "rows are dropped even if all devices get equally many"
+        nearest = "0" if layout.expert == 1 else "1, or 0: none is dropped"
+        raise BadInput(
+            f"parallel.expert_buffer={layout.expert_buffer:g} with parallel.expert={layout.expert}: {why}; "
+            f"nearest: {nearest}"
+        )
+    if not shape.n_experts:
+        if layout.expert > 1:
+            raise BadInput(
+                f"parallel.expert={layout.expert} with model.n_experts=0: there are no experts to split; "
+                f"nearest: parallel.expert=1 and parallel.data={layout.data * layout.expert}"
+            )
+        return
+    if layout.devices > 1 and POLICIES[static.precision].scaling == "delayed":
+        raise BadInput(
+            f"precision.name={static.precision!r} with model.n_experts={shape.n_experts} on {layout.devices} devices: "
+            "devices don't gather their experts' amax; nearest: precision.name='fp8'"
+        )
+    check_divides("model.n_experts", shape.n_experts, "parallel.expert", layout.expert)
+    check_divides("model.d_expert", shape.d_expert, "parallel.tensor", layout.tensor)
 
 
 def parts_of_sequences(static: Static, platform: str) -> int:
@@ -181,7 +222,7 @@ def parts_of_sequences(static: Static, platform: str) -> int:
     layout, policy = static.layout, POLICIES[static.precision]
     if not static.model.sequence_parallel or layout.tensor == 1 or refuses_parts(policy, staged=layout.stage > 1):
         return 1
-    rows, length = static.global_batch // static.accumulate // (layout.data * layout.fsdp), static.model.seq_len
+    rows, length = static.global_batch // static.accumulate // layout.batch_parts, static.model.seq_len
     stretch = length // (layout.context * layout.tensor)
     return choose_parts(layout.parts, platform, rows * length // layout.context, stretch)
 

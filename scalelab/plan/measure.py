@@ -110,7 +110,7 @@ def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, config
     if jax.process_count() > 1:
         raise BadInput("--measure is for one process: a plan of several is measured by training (--calibrate RUNS)")
     layout = mesh.resolve_layout(configs.static(config).layout, jax.device_count())
-    batch = rows * layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
+    batch = rows * layout.batch_parts * (layout.microbatches if layout.stage > 1 else 1)
     values = {"train.global_batch": batch, "train.accumulate": 1, "schedule.batch_start": "none"}
     sized = configs.resolve(configs.override(config, values | {"schedule.batch_warmup_tokens": "none"}))
     static = dataclasses.replace(configs.static(sized), layout=layout)

@@ -39,7 +39,8 @@ def difference(kernel, n, length, width, documents, window, is_global):
     segments = None if documents is None else np.cumsum(random.random((2, length)) < documents, axis=1, dtype=np.int32)
     one = run("plain", window, *arrays, segments, is_global)
     sizes = [n if axis == "context" else 1 for axis in MESH_AXES]
-    with jax.set_mesh(jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * 5, devices=jax.devices()[:n])):
+    kinds = (AxisType.Explicit,) * len(MESH_AXES)
+    with jax.set_mesh(jax.make_mesh(sizes, MESH_AXES, axis_types=kinds, devices=jax.devices()[:n])):
         names = ("batch", "context", "heads", None)
         dealt, back = (np.asarray(order.deal(np.arange(length)[None], back=b))[0] for b in (False, True))
         put = lambda x: None if x is None else jax.device_put(x[:, dealt], activation_spec(*names[: x.ndim]))

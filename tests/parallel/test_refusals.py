@@ -16,6 +16,7 @@ from tests.train.runs import ROOT
 
 SIZES = {"model.d_model": 16, "model.n_heads": 4, "model.d_head": 4, "train.global_batch": 8, "train.steps": 2,
          "schedule.warmup_steps": 1, "model.vocab_size": 256}  # fmt: skip
+EXPERTS = "model.block=experts model.n_experts"
 # On 8 devices: what is changed -> every part of the answer, both numbers and the nearest valid ones.
 REFUSED = {
     "data=3": ("parallel: data=3 is a mesh of 3, and there are 8 devices", "nearest product: 8"),
@@ -95,6 +96,27 @@ REFUSED = {
         "global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8",
         "accumulate: 8",
         "fsdp: 4",
+    ),
+    "expert=8": ("parallel.expert=8 with model.n_experts=0", "nearest: parallel.expert=1 and parallel.data=8"),
+    f"{EXPERTS}=12 expert=8": ("model.n_experts=12 is not divisible by parallel.expert=8", "8 or 16", "expert: 6"),
+    f"{EXPERTS}=8 tensor=4 expert=2 model.d_expert=18": (
+        "model.d_expert=18 is not divisible by parallel.tensor=4",
+        "16 or 20",
+        "tensor: 3",
+    ),
+    f"{EXPERTS}=8 data=8 expert_buffer=2.0": ("parallel.expert_buffer=2 with parallel.expert=1", "nearest: 0"),
+    f"{EXPERTS}=8 expert=8 expert_buffer=0.5": (
+        "parallel.expert_buffer=0.5 with parallel.expert=8",
+        "nearest: 1, or 0",
+    ),
+    f"{EXPERTS}=8 expert=8 train.global_batch=12": (
+        "global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp x parallel.expert=8",
+        "8 or 16",
+        "expert: 6",
+    ),
+    f"{EXPERTS}=8 expert=8 precision.name=fp8_delayed": (
+        "model.n_experts=8 on 8 devices",
+        "nearest: precision.name='fp8'",
     ),
     "stage=2 data=4 model.n_layers=2 model.position=relative precision.name=bf16": (
         "model.position=relative and parallel.stage=2",

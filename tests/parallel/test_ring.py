@@ -52,7 +52,7 @@ CASES = {  # devices, distances, documents, window, whether the layer is global
 for name, (n, far, segments, window, is_global) in CASES.items():
     one = run(q, k, v, far, weights, segments, window, is_global)
     sizes = [n if axis == "context" else 1 for axis in MESH_AXES]
-    mesh = jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * 5, devices=jax.devices()[:n])
+    mesh = jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES), devices=jax.devices()[:n])
     with jax.set_mesh(mesh):
         names = ("batch", "context", "heads", None)
         deal, back = (np.asarray(order.deal(np.arange(length)[None], back=b))[0] for b in (False, True))
@@ -128,7 +128,7 @@ def test_a_device_multiplies_half_of_the_square():
     """FLOPs of the traced program, forward and backward: each device's, as all run it. The mean is causality's."""
     n, length, heads, width = 8, 16_384, 2, 16
     sizes = [n if axis == "context" else 1 for axis in MESH_AXES]
-    mesh = AbstractMesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)
+    mesh = AbstractMesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
     split = jax.sharding.NamedSharding(mesh, activation_spec("batch", "context", "heads", None))
     x = jax.ShapeDtypeStruct((1, length, heads, width), np.float32, sharding=split)
     with jax.sharding.use_abstract_mesh(mesh):

@@ -1,13 +1,14 @@
 """Compare one model under every layout of a mesh with one device: loss, gradients, and the cost of each layout.
 
-    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window,distances] [--json[=PATH]]
+    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window] [--experts=all] [--json]
 
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss, every gradient and the sums that blocks
 give with those of a single device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and
 puts the formulas beside them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU
 devices; --quick takes each layout with one variant of the model instead of two, of which stages get a third that has
 layers they don't divide; --options takes models that have these options of the block and of attention; then nothing is
-counted. The whole (`make test-parallel`) is written to checks/results/parallelism.*.
+counted. --experts takes layouts of models with experts instead, `all` writes checks/results/parallelism_experts.*. The
+whole (`make test-parallel`) is written to checks/results/parallelism.*.
 
     python -m checks.numerics.parallelism --quick
 """
@@ -27,7 +28,14 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
-from checks.numerics.parallelism.layouts import LAYOUTS, MODEL_OPTIONS, model_variants, uneven_variants
+from checks.numerics.parallelism.experts import check_experts
+from checks.numerics.parallelism.layouts import (
+    EXPERT_LAYOUTS,
+    LAYOUTS,
+    MODEL_OPTIONS,
+    model_variants,
+    uneven_variants,
+)
 from checks.shared import RESULTS, command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
@@ -50,11 +58,17 @@ def _main(argv: list[str]) -> int:
     parser = command_line("numerics.parallelism", __doc__)
     parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
+    parser.add_argument("--experts", default="", metavar="A,B", help=f"layouts: {', '.join(EXPERT_LAYOUTS)}; or all")
     parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(MODEL_OPTIONS)}")
     options = parser.parse_args(argv)
     chosen = _names("only", options.only, LAYOUTS)
     models = _names("options", options.options, MODEL_OPTIONS) if options.options else []
     result: dict[str, list] = {"rows": [], "rows_bf16": [], "temporaries": []}
+    if options.experts:
+        experts = (
+            list(EXPERT_LAYOUTS) if options.experts == "all" else _names("experts", options.experts, EXPERT_LAYOUTS)
+        )
+        return check_experts(experts, options.quick, options.json)
     if models:
         for name, model in itertools.product(chosen, models):
             print(f"{name}: {model}", file=sys.stderr, flush=True)

@@ -37,6 +37,30 @@ LAYOUTS = {
     "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
     "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
 }
+EXPERT_LAYOUTS = {
+    "expert": Layout(expert=8),
+    "expert+data": Layout(data=2, expert=4),
+    "expert+fsdp": Layout(fsdp=2, expert=4),
+    "expert+zero1": Layout(fsdp=4, expert=2, zero=1),
+    "expert+tensor": Layout(expert=4, tensor=2),
+    "expert+fsdp+tensor+sequence": Layout(expert=2, fsdp=2, tensor=2, sequence=True),
+    "expert+context+fsdp": Layout(expert=2, context=2, fsdp=2),
+    "1f1b+expert+fsdp": Layout(stage=2, expert=2, fsdp=2, microbatches=4),
+    "gpipe+expert+tensor": Layout(stage=2, expert=2, tensor=2, schedule="gpipe", microbatches=4),
+    "experts by data": Layout(data=8),
+    "experts by fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True),
+    "experts by tensor": Layout(data=2, tensor=4),
+}
+# Models with experts: two that differ in everything; the second's loads are skewed.
+EXPERTS: tuple[dict[str, Any], dict[str, Any]] = (
+    {"model.remat": "full", "train.accumulate": 2, "model.n_shared_experts": 1, "model.router_z_weight": 1e-2},
+    {
+        "family": "llama", "data.documents": "mask", "model.router_scores": "sigmoid", "model.router_scale": 2.5,
+        "model.router_groups": 4, "model.router_groups_per_token": 2, "model.balance_sequence_weight": 1e-2,
+        "model.balance_weight": 1e-2, "model.mlp": "relu2", "model.tied_head": True,
+    },
+)  # fmt: skip
+EXPERTS_BOTH = {"model.block": "experts", "model.n_experts": 8, "model.d_expert": 32}
 MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
     "family": ("llama", "gpt2"),
     "model.n_kv_heads": (8, 4),
@@ -88,6 +112,13 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     levels += [levels[1] ^ levels[2] ^ levels[3]]
     first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
     return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+
+
+def expert_variants(layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both models with experts; with stages without variables, which no stage reads."""
+    without = {"model.balance_rate": 0.0, "model.balance_weight": 0.0} if layout.stage > 1 else {}
+    first, second = (EXPERTS_BOTH | part | without for part in EXPERTS)
+    return first, second
 
 
 def uneven_variants(index: int, layout: Layout) -> list[dict[str, Any]]:

@@ -16,13 +16,15 @@ from scalelab import config as config_lib
 from scalelab.config import Hparams, Layout, Static, group_hparams, hparam_keys, replace_hparams
 from scalelab.configs import base
 from scalelab.experiments.studies.fsdp.traffic import collective_bytes
+from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import compute_gradients, document_ends
+from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
 from scalelab.train.step.step import train_step
 
 BF16_TOLERANCE = 1e-2  # of gradients and losses of one device and of many; unit roundoff is 4e-3
@@ -56,25 +58,44 @@ def draw_tokens() -> np.ndarray:
     return tokens
 
 
-def loss_and_gradients(static: Static, params: Any, batch: Any, h: Hparams) -> tuple[jax.Array, Any, Any]:
+def loss_and_gradients(
+    static: Static, params: Any, batch: Any, h: Hparams, variables: Any = None
+) -> tuple[jax.Array, Any, Any]:
     """Token-mean objective with a z-loss, its gradient, and sums that blocks give, as at the first step."""
-    sums, grads = compute_gradients(
-        static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
-    )
+    inputs = pass_inputs(static, params, jnp.float32(1e-3), (), variables)
+    sums, grads, _ = scaled_gradients(static, inputs, Batch(batch, document_ends(static, h, jnp.int32(0))))
     return sums.objective / sums.tokens, grads, sums.block or {}
 
 
+def draw_weights(static: Static, h: Hparams, skewed: bool) -> tuple[Any, Any]:
+    """(parameters, model's variables); `skewed`: with a bias the first experts take all tokens, else most of them."""
+    params = state_lib.init_state(static, h).params
+    variables = jax.tree.map(lambda v: jnp.full(v.shape, v.fill), transformer.variable_declarations(static.model))
+    if not skewed:
+        return params, variables
+
+    def skew(path: Any, w: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name.endswith("experts.router.w"):
+            return w * jnp.linspace(4.0, 0.25, w.shape[-1])
+        return w + jnp.linspace(1.0, 0.0, w.shape[-1]) if name.endswith("experts.bias.v") else w
+
+    skewed_params, skewed_variables = (jax.tree_util.tree_map_with_path(skew, tree) for tree in (params, variables))
+    return skewed_params, skewed_variables
+
+
 @functools.cache
-def single_device_reference(static: Static, h: Hparams) -> tuple[Any, float, Any, Any]:
-    """(parameters, loss, gradients, sums of blocks) on one device."""
+def single_device_reference(static: Static, h: Hparams, skewed: bool = False) -> tuple[Any, float, Any, Any]:
+    """(parameters and variables, loss, gradients, sums of blocks) on one device; `skewed` as in `draw_weights`."""
     h0 = group_hparams(dict.fromkeys(hparam_keys(), 0.0) | {"train.seed": np.uint32(0)})  # init draws from the seed
-    params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
-    loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h)
-    return params, float(loss), *jax.device_get((grads, block))
+    weights = jax.jit(functools.partial(draw_weights, static, skewed=skewed))(h0)
+    params, variables = weights
+    loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h, variables)
+    return weights, float(loss), *jax.device_get((grads, block))
 
 
 def compare_layout(
-    name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True
+    name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True, skewed: bool = False
 ) -> dict[str, Any]:
     """One row of the table; for a `costly` row in fp32 bytes are counted too.
 
@@ -83,8 +104,8 @@ def compare_layout(
     rounded by itself, so two that are as near to fp32 as bf16 allows may be twice as far from each other.
     """
     static, h = build_static(variant, layout, precision)
-    params, loss, grads, block = single_device_reference(_on_one_device(static), h)
-    layout_loss, layout_grads, layout_block = _gradients_of_layout(static, h, params)
+    weights, loss, grads, block = single_device_reference(_on_one_device(static), h, skewed)
+    layout_loss, layout_grads, layout_block = _gradients_of_layout(static, h, *weights)
     difference = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     mesh, cost = mesh_lib.make_mesh(layout), {}
     if precision == "fp32" and costly:
@@ -106,7 +127,8 @@ def _worst_sum(expected: Any, actual: Any) -> float:
 
     def worst(a: np.ndarray, b: np.ndarray) -> float:  # -inf, a maximum of nothing, equals itself
         differences = np.subtract(a, b, out=np.zeros_like(a), where=a != b)
-        return float(np.abs(differences).max() / np.abs(a[np.isfinite(a)]).max())
+        largest = np.abs(a[np.isfinite(a)]).max()  # 0 where nothing was counted
+        return float(np.abs(differences).max() / (largest or 1.0))
 
     return max(map(worst, jax.tree.leaves(expected), jax.tree.leaves(actual)), default=0.0)
 
@@ -114,9 +136,9 @@ def _worst_sum(expected: Any, actual: Any) -> float:
 def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
     """Distance of a layout's bf16 gradients from those in fp32, over that of one device, which adds up no parts."""
     static, h = build_static(variant, layout, "bf16")
-    params, _, exact, _ = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
+    weights, _, exact, _ = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
     alone = single_device_reference(_on_one_device(static), h)[2]
-    together = _gradients_of_layout(static, h, params)[1]
+    together = _gradients_of_layout(static, h, *weights)[1]
     return worst_leaf(exact, together, ZERO_SHARE["bf16"]) / worst_leaf(exact, alone, ZERO_SHARE["bf16"])
 
 
@@ -125,14 +147,15 @@ def _on_one_device(static: Static) -> Static:
     return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
 
 
-def _gradients_of_layout(static: Static, h: Hparams, params: Any) -> tuple[float, Any, Any]:
-    """(loss, gradients in the order of one device's, sums of blocks) at `params` under a layout of several devices."""
+def _gradients_of_layout(static: Static, h: Hparams, params: Any, variables: Any) -> tuple[float, Any, Any]:
+    """(loss, gradients in the order of one device's, sums of blocks) at these weights under a layout of devices."""
     layout, specs, mesh = static.layout, state_lib.state_specs(static), mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
         reordered = pipeline.reorder_layers(params, specs.params, layout)
         placed = jax.device_put(reordered, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(draw_tokens(), NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
-        loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
+        variables = jax.device_put(variables, NamedSharding(mesh, PartitionSpec()))
+        loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h, variables)
     grads, block = jax.device_get((grads, block))
     return float(loss), pipeline.reorder_layers(grads, specs.params, layout, back=True), block
 
@@ -173,16 +196,33 @@ def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str
     )
     traced = jax.tree.map(jnp.float32, h)
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
+    text = compiled.as_text()
     held = compiled.memory_analysis().argument_size_in_bytes
-    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (
-        static.layout.data * static.layout.fsdp
-    )
-    memory = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.guard))  # on every device
+    rows = batch.size * 4 // static.layout.batch_parts
+    small = rows + sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced))
+    memory = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((like.guard, like.variables)))  # on every device
     return {
         "argument_bytes": held - small - memory,
         "argument_bytes_formula": adam_state_bytes(static),
-        "collective_bytes": collective_bytes(compiled.as_text(), mesh),
-    }
+        "collective_bytes": collective_bytes(text, mesh),
+        **({"sent_rows": collective_bytes(text, mesh, "all-to-all").get("expert", 0),
+            "sent_rows_formula": bytes_of_sent_rows(static)} if static.layout.expert > 1 else {}),
+    }  # fmt: skip
+
+
+def bytes_of_sent_rows(static: Static) -> int | None:
+    """Bytes that arrive on a device in a step for its experts, and back: rows of d_model, and what is said of them.
+
+    Forward the rows, their experts' numbers and weights, and the outputs; backward the gradients of all three: each
+    once, whatever is recomputed. There is room for all tokens of a device from each along `expert`. None with stages,
+    whose backward computes a forward once more.
+    """
+    layout, shape = static.layout, static.model
+    if layout.stage > 1:
+        return None
+    tokens = static.global_batch * shape.seq_len // (layout.batch_parts * layout.context)
+    numbers = 2 * (2 * shape.d_model + 2 * shape.experts_per_token)
+    return 4 * numbers * tokens * layout.expert * shape.n_layers
 
 
 def adam_state_bytes(static: Static) -> float:
@@ -200,7 +240,8 @@ def adam_state_bytes(static: Static) -> float:
         tensor = layout.tensor if set(declaration.axes) & set(SPLIT_BY_TENSOR) else 1
         split_by_stage = "layers" in declaration.axes and (even or "embed" in declaration.axes)
         stage = layout.stage if split_by_stage else 1
-        return declaration.size / (fsdp * tensor * stage)
+        expert = layout.expert if "experts" in declaration.stack else 1
+        return declaration.size / (fsdp * tensor * stage * expert)
 
     leaves = jax.tree.leaves(rules.parameter_declarations(static.model))
     return sum(4 * share(d, layout.zero >= split_at) + 8 * share(d, layout.zero >= 1) for d in leaves)

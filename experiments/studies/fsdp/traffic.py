@@ -12,10 +12,12 @@ GROUP_PATTERN = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{
 MEMBERS_PATTERN = re.compile(rf"(replica_groups|source_target_pairs)=({GROUP_PATTERN})")
 
 
-def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
+def collective_bytes(text: str, mesh: Any, *kinds: str) -> dict[str, int]:
     """Bytes of the results of a program's collectives, by mesh axes; in a loop of known length as often as it turns.
 
-    Each branch of a conditional counts once. A collective over axes of one device moves nothing and is not counted.
+    `kinds`: of these alone. Each branch of a conditional counts once.
+    A collective over axes of one
+    device moves nothing and is not counted.
     """
     split = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
     groups = {axes: _groups(mesh, axes) for n in range(1, len(split) + 1) for axes in itertools.combinations(split, n)}
@@ -23,7 +25,7 @@ def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
     computations, entry = program.read_computations(text)
     for computation, times in program.count_calls(computations, entry).items():
         for line in computations.get(computation, ()):
-            members = MEMBERS_PATTERN.search(line.rest) if line.operation in program.KINDS else None
+            members = MEMBERS_PATTERN.search(line.rest) if line.operation in (kinds or program.KINDS) else None
             if members is None:
                 continue
             joined = _pairs(members[2]) if members[1] == "source_target_pairs" else _listed(members[2])

@@ -13,24 +13,15 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.experts import balance
-from scalelab.model.experts.product import expert_product
+from scalelab.model.experts.exchange import apply_experts
+from scalelab.model.experts.local import ExpertWeight
 from scalelab.model.experts.router import Routing, mark_chosen, route_tokens
-from scalelab.model.experts.rows import (
-    Rows,
-    add_to_tokens,
-    arrange_rows,
-    count_slots,
-    read_tokens,
-    read_weights,
-)
-from scalelab.model.experts.ways import Way, choose_way
-from scalelab.model.layers import GATED, MLP, UNGATED, BareParameter, BareVariable, projection_init
+from scalelab.model.layers import GATED, MLP, BareParameter, BareVariable, projection_init
 from scalelab.model.products.parts import GatheredSequence, whole_sequence
-from scalelab.model.products.saved import keep_inputs, name_product
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, give_sum
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform
+from scalelab.sharding import gather_weight, reshard_to, residual_axes
 
 
 class Experts(nn.Module):
@@ -55,36 +46,13 @@ class Experts(nn.Module):
     def _routed(self, x_BSD: jax.Array, due: jax.Array | None, counts_BS: jax.Array | None) -> jax.Array:
         s, give = self.shape, functools.partial(give_sum, self, counts_BS=counts_BS)
         routing = self._route(x_BSD, counts_BS)
-        tokens, assignments = x_BSD.shape[0] * x_BSD.shape[1], routing.experts_BSK.size
-        slots = count_slots(s.expert_capacity, assignments, s.n_experts) if s.expert_capacity else 0
-        way = choose_way(s.expert_products, target_platform(), slots)
-        rows = arrange_rows(
-            routing.experts_BSK.reshape(tokens, -1), s.n_experts, way.layout(tokens, assignments, s.n_experts)
-        )
-        give(COUNTS, "dropped", jnp.sum(rows.dropped_TK, axis=1).reshape(x_BSD.shape[:2]))
-        x_PD = read_tokens(x_BSD.reshape(tokens, -1).astype(array_dtype(self.policy.compute)), rows)
-        weight_P = read_weights(routing.weights_BSK.reshape(tokens, -1), rows)
-        y_PD = self._multiply(x_PD, weight_P, rows, way, due)
-        return add_to_tokens(y_PD, rows).reshape(x_BSD.shape)
-
-    def _multiply(self, x_PD: jax.Array, weight_P: jax.Array, rows: Rows, way: Way, due: jax.Array | None) -> jax.Array:
-        """The experts' outputs times the router's weights, which stand before the last product: it keeps its inputs."""
-        declared = expert_declarations(self.shape)
-
-        def product(name: str, x: jax.Array) -> jax.Array:
-            return ExpertProduct(declared[name], way, self.policy, name=name)(x, rows)
-
-        inner = [product(name, x_PD) for name in ("up", "gate") if name in declared]
-        activation = GATED[self.shape.mlp] if self.shape.mlp in GATED else UNGATED[self.shape.mlp]
-
-        def weigh(weight_P: jax.Array, *inner: jax.Array) -> jax.Array:
-            return (activation(*inner) * weight_P[:, None]).astype(inner[0].dtype)
-
-        h_PF = keep_inputs(weigh)(weight_P, *inner)
-        if due is not None:
-            units = measures.expert_measures(due, h_PF, rows.expert_P, self.shape.n_experts)
+        x_BSD = x_BSD.astype(array_dtype(self.policy.compute))
+        products = {name: ExpertWeights(each, name=name)() for name, each in expert_declarations(s).items()}
+        y_BSD, lacking_BS, units = apply_experts(s, self.policy, x_BSD, routing, products, due)
+        give(COUNTS, "dropped", lacking_BS)
+        if units is not None:
             self.put_variable(measures.COLLECTION, "units", units)
-        return product("down", h_PF)
+        return y_BSD
 
     def _route(self, x_BSD: jax.Array, counts_BS: jax.Array | None) -> Routing:
         """Each token's experts; gives what is counted of them, and the losses that balance them."""
@@ -114,19 +82,15 @@ class Experts(nn.Module):
         return jnp.einsum("bsd,de->bse", x_BSD.astype(jnp.float32), w_DE, precision="highest")
 
 
-class ExpertProduct(nn.Module):
-    """Rows times the weights of their experts."""
+class ExpertWeights(nn.Module):
+    """The weights of one product of all experts."""
 
     declaration: Declaration
-    way: Way
-    policy: Policy
 
     @nn.compact
-    def __call__(self, x_PN: jax.Array, rows: Rows) -> jax.Array:
-        """x [P, N] -> [P, O]."""
-        w_ENO = declare_parameter(self, "w", self.declaration)
-        scales: Any = self.get_variable("scales", "s")  # None unless scaling is delayed
-        return name_product(expert_product(x_PN, w_ENO, scales, rows, self.way, self.policy))
+    def __call__(self) -> ExpertWeight:
+        """The array as declared, and its scales if scaling is delayed."""
+        return ExpertWeight(declare_parameter(self, "w", self.declaration), self.get_variable("scales", "s"))
 
 
 def expert_declarations(shape: ModelShape) -> dict[str, Declaration]:

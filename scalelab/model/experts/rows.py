@@ -13,6 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from scalelab.sharding import vary_like
+
 
 class Layout(NamedTuple):
     """How many rows an expert has: multiples of `align`, with `slack` rows at the end; or each `slots`, if above 0."""
@@ -54,10 +56,16 @@ class Rows(NamedTuple):
         return self.position_TK == self.source_P.size
 
 
-def arrange_rows(experts_TK: jax.Array, n_experts: int, layout: Layout) -> Rows:
-    """The rows of these assignments; an expert's are in the order of tokens, and those beyond its slots are dropped."""
+def arrange_rows(experts_TK: jax.Array, n_experts: int, layout: Layout, most: int) -> Rows:
+    """The rows of these assignments; an expert's are in the order of tokens, and those beyond its slots are dropped.
+
+    So are those after the first `most`. The number `n_experts` stands for no expert: it gets no row.
+    """
     expert_A = experts_TK.reshape(-1)
-    assignments, rows = expert_A.size, layout.count_rows(expert_A.size, n_experts)
+    assignments, rows = expert_A.size, layout.count_rows(most, n_experts)
+    if most < assignments:
+        is_one_A = expert_A < n_experts
+        expert_A = jnp.where(is_one_A & (jnp.cumsum(is_one_A) <= most), expert_A, n_experts)
     size_E = jnp.sum(jax.nn.one_hot(expert_A, n_experts, dtype=jnp.int32), axis=0)
     order_A = jnp.argsort(expert_A, stable=True).astype(jnp.int32)
     sorted_A = expert_A[order_A]
@@ -70,8 +78,9 @@ def arrange_rows(experts_TK: jax.Array, n_experts: int, layout: Layout) -> Rows:
         aligned_E = -(-size_E // layout.align) * layout.align
         start_E = jnp.cumsum(aligned_E) - aligned_E
         place_A = start_E[sorted_A] + rank_A
-    position_A = jnp.zeros(assignments, jnp.int32).at[order_A].set(place_A, unique_indices=True)
-    source_P = jnp.full(rows, assignments, jnp.int32).at[place_A].set(order_A, mode="drop")
+    place_A = jnp.where(sorted_A < n_experts, place_A, rows)
+    position_A = vary_like(jnp.zeros(assignments, jnp.int32), place_A).at[order_A].set(place_A, unique_indices=True)
+    source_P = vary_like(jnp.full(rows, assignments, jnp.int32), place_A).at[place_A].set(order_A, mode="drop")
     return Rows(source_P, position_A.reshape(experts_TK.shape), start_E, size_E)
 
 

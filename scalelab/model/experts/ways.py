@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.experts.rows import Layout, Rows
+from scalelab.sharding import vary_like
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]  # a product of two matrices
 
@@ -64,7 +65,8 @@ def _loop_multiply(dot: Dot, x_PN: jax.Array, w_ENO: jax.Array, rows: Rows) -> j
             return jax.lax.fori_loop(0, -(-size_E[e] // block), of_block, y_PO)
 
         form = jax.eval_shape(dot, x_PN[:block], w_ENO[0]).dtype
-        return jax.lax.fori_loop(0, w_ENO.shape[0], of_expert, jnp.zeros((x_PN.shape[0], w_ENO.shape[2]), form))
+        zeros = vary_like(jnp.zeros((x_PN.shape[0], w_ENO.shape[2]), form), x_PN, w_ENO)
+        return jax.lax.fori_loop(0, w_ENO.shape[0], of_expert, zeros)
 
     y_PO: jax.Array = _in_turn(whole)(x_PN, w_ENO, rows.start_E, rows.size_E)
     return y_PO
@@ -82,12 +84,11 @@ def _loop_outer(dot: Dot, x_PN: jax.Array, dy_PO: jax.Array, rows: Rows) -> jax.
                 x_MN = jnp.where(is_its, jax.lax.dynamic_slice_in_dim(x_PN, first, block), 0)
                 return dw_NO + dot(x_MN.T, jax.lax.dynamic_slice_in_dim(dy_PO, first, block))
 
-            dw_NO = jnp.zeros(dw_ENO.shape[1:], jnp.float32)
+            dw_NO = vary_like(jnp.zeros(dw_ENO.shape[1:], jnp.float32), dw_ENO)
             return dw_ENO.at[e].set(jax.lax.fori_loop(0, -(-size_E[e] // block), of_block, dw_NO))
 
-        return jax.lax.fori_loop(
-            0, experts, of_expert, jnp.zeros((experts, x_PN.shape[1], dy_PO.shape[1]), jnp.float32)
-        )
+        zeros = vary_like(jnp.zeros((experts, x_PN.shape[1], dy_PO.shape[1]), jnp.float32), x_PN, dy_PO)
+        return jax.lax.fori_loop(0, experts, of_expert, zeros)
 
     dw_ENO: jax.Array = _in_turn(whole)(x_PN, dy_PO, rows.start_E, rows.size_E)
     return dw_ENO

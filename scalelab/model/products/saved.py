@@ -14,7 +14,8 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-PRODUCT, STATISTIC = "product", "statistic"  # names in the program, by which policies of `jax.checkpoint` know values
+# names in the program, by which policies of `jax.checkpoint` know values
+PRODUCT, STATISTIC, EXCHANGED = "product", "statistic", "exchanged"
 
 _KEEPS_ALL: contextvars.ContextVar[bool] = contextvars.ContextVar("keeps_all", default=False)
 _save_named = jax.checkpoint_policies.save_only_these_names
@@ -30,6 +31,19 @@ def name_statistic(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, STATISTIC)
 
 
+def name_exchanged(x: jax.Array) -> jax.Array:
+    """What came from other devices by an all-to-all: every policy keeps it, so that no backward sends it again."""
+    return checkpoint_name(x, EXCHANGED)
+
+
+save_exchanged = _save_named(EXCHANGED)
+
+
+def keep_products(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose backward keeps its arguments and what it names: whole weights are gathered again."""
+    return jax.checkpoint(function, policy=_save_named(PRODUCT, STATISTIC, EXCHANGED), prevent_cse=False)
+
+
 def save_products(primitive: Any, *values: Any, **parameters: Any) -> Any:
     """A policy of `jax.checkpoint`: results of products are saved, as they were cast; those in parts once added up.
 
@@ -40,7 +54,7 @@ def save_products(primitive: Any, *values: Any, **parameters: Any) -> Any:
         return bool(values[0].sharding.spec.unreduced)
     place = parameters.get("out_sharding")
     in_parts = primitive.name == "dot_general" and place is not None and bool(place.spec.unreduced)
-    policies = _save_named(PRODUCT), jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policies = _save_named(PRODUCT, EXCHANGED), jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return not in_parts and any(policy(primitive, *values, **parameters) for policy in policies)
 
 

@@ -23,8 +23,13 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
     if layout.rounds > 1:
         check_divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
     micro = static.global_batch // static.accumulate
-    split = layout.data * layout.fsdp * layout.microbatches
-    check_divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
+    split = layout.batch_parts * layout.microbatches
+    check_divides(
+        "train.global_batch / train.accumulate",
+        micro,
+        "parallel.data x fsdp" + " x expert" * (layout.expert > 1) + " x microbatches",
+        split,
+    )
     bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
     return [
         f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: "

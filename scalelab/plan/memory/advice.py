@@ -197,7 +197,7 @@ def _divisors(n: int, most: int) -> list[int]:
 def _split_batch(static: Static, rows: int) -> Static | None:
     """`static` with so many sequences a device at a time; None if that doesn't divide the batch."""
     layout = static.layout
-    rows_per_replica, rest = divmod(static.global_batch, layout.data * layout.fsdp * rows)
+    rows_per_replica, rest = divmod(static.global_batch, layout.batch_parts * rows)
     if rest:
         return None
     # A batch warm-up begins with whole micro-batches.
@@ -213,7 +213,7 @@ def _split_batch(static: Static, rows: int) -> Static | None:
 def _rows_at_once(static: Static) -> int:
     layout = static.layout
     pipelined = layout.microbatches if layout.stage > 1 else 1
-    return static.global_batch // (static.accumulate * layout.data * layout.fsdp * pipelined)
+    return static.global_batch // (static.accumulate * layout.batch_parts * pipelined)
 
 
 def _micro_batch_sizes(option: Static, needed: Memory) -> list[Static]:

@@ -86,9 +86,7 @@ def memory_on_backend(
         "activations": grown + fixed,
         "logits": _logits_bytes(static, backend),
         "temporary": _temporary_bytes(static, backend),
-        "batch": 4
-        * math.ceil(static.global_batch / (static.layout.data * static.layout.fsdp))
-        * (static.model.seq_len + 1),
+        "batch": 4 * math.ceil(static.global_batch / static.layout.batch_parts) * (static.model.seq_len + 1),
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed

@@ -126,7 +126,7 @@ def _smallest_divisor(devices: int) -> int:
 def rows_per_device(static: Static) -> int:
     """Sequences of a micro-batch that a device holds, rounded up."""
     layout = static.layout
-    each = layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
+    each = layout.batch_parts * (layout.microbatches if layout.stage > 1 else 1)
     return -(-static.global_batch // (static.accumulate * each))
 
 

@@ -79,7 +79,7 @@ def plan_batch(
         if value is not None and not value > 0:
             raise BadInput(f"{name}={value} is not above 0; leave it out where it is not known")
     layout, size = static.layout, static.global_batch * static.model.seq_len
-    parallel, microbatches = layout.data * layout.fsdp, layout.microbatches if layout.stage > 1 else 1
+    parallel, microbatches = layout.batch_parts, layout.microbatches if layout.stage > 1 else 1
     critical_batches, notes = list(_critical_batches(static, tokens, loss, critical_tokens)), []
     if tokens is not None and not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
         notes.append(f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})")

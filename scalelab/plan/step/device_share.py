@@ -58,7 +58,7 @@ def fullest_device_share(static: Static) -> DeviceShare:
     fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
     pipelined = layout.stage > 1
     microbatches = static.accumulate * (layout.microbatches if pipelined else 1)
-    rows = static.global_batch / (layout.data * layout.fsdp * microbatches)
+    rows = static.global_batch / (layout.batch_parts * microbatches)
     blocks, rest = _parameter_counts(shape.plain, layout.tensor)
     return DeviceShare(
         layers=fullest,

@@ -11,7 +11,7 @@ from scalelab.hardware.chips import expects_accelerator
 
 GPU_VARIABLE, TPU_VARIABLE = "CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"
 ONE_TPU_CHIP = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}  # Cloud TPU documentation
-AXES = ("data", "fsdp", "tensor", "context", "stage")
+AXES = ("data", "fsdp", "expert", "tensor", "context", "stage")
 
 
 def list_accelerators(devices: pathlib.Path = pathlib.Path("/dev")) -> list[dict[str, str]]:
