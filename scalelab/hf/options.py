@@ -25,9 +25,10 @@ FIXED_ROPE_VALUES: dict[str, dict[str, Any]] = {
     "llama3": {"low_freq_factor": LOW, "high_freq_factor": HIGH},
     "yarn": {"beta_fast": FAST, "beta_slow": SLOW},
 }
-ALLOWED_ROPE_VALUES = {
-    "yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}
-}  # keys that config.json may have with this value only
+ALLOWED_ROPE_VALUES = {"yarn": {"truncate": True}}  # keys that config.json may have with this value only
+# Scales of yarn's factor on RoPE's numbers, and on all. Without the second the factor is on RoPE's numbers alone, which
+# are all of a query, but for latent attention; with both equal (DeepSeek-V3: 1) it is on whole logits there.
+MSCALES = ("mscale", "mscale_all_dim")
 
 
 def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
@@ -47,13 +48,16 @@ def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
-def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
-    """Read rope's options as values of config.model. BadInput, by config.json's name, for an unsupported function."""
+def rope_from_hf(content: Mapping[str, Any], seq_len: Any, mscale: float | None = None) -> dict[str, Any]:
+    """Read rope's options as values of config.model; `mscale`: the value that both of yarn's MSCALES must have.
+
+    BadInput, by config.json's name, for an unsupported function.
+    """
     groups = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
     kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
-    scaled = {name: _values(name, group, seq_len) for name, group in groups.items()}
+    scaled = {name: _values(name, group, seq_len, mscale) for name, group in groups.items()}
     if len({repr(values) for values in scaled.values()}) > 1:
         raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in scaled.items())}: they must agree")
     return next(iter(scaled.values()), {"rope_scaling": "none"})
@@ -69,7 +73,7 @@ def _group(name: str, group: Any) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
 
 
-def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
+def _values(name: str, group: dict[str, Any], seq_len: Any, mscale: float | None) -> dict[str, Any]:
     kind, rest = group["rope_type"], {key: value for key, value in group.items() if key != "rope_type"}
     if kind == "default":
         return {"rope_scaling": "none"} | _refuse(name, rest, {"partial_rotary_factor": 1.0})
@@ -87,8 +91,10 @@ def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
         FIXED_ROPE_VALUES[kind]
         | ALLOWED_ROPE_VALUES.get(kind, {})
         | {"attention_factor": None, "partial_rotary_factor": 1.0}
+        | (dict.fromkeys(MSCALES, mscale) if kind == "yarn" else {})
     )
-    if kind == "llama3" and (missing := [key for key in FIXED_ROPE_VALUES[kind] if key not in rest]):
+    required = FIXED_ROPE_VALUES[kind] if kind == "llama3" else MSCALES if kind == "yarn" and mscale else ()
+    if missing := [key for key in required if key not in rest]:
         raise BadInput(f"{name}.{missing[0]} is missing")
     _refuse(name, rest, known)
     values = {"rope_scaling": kind, "rope_factor": float(factor)}

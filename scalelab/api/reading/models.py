@@ -15,7 +15,7 @@ from scalelab.evaluate import evaluations, subject
 from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
-from scalelab.hf.formats import IRRELEVANT_KEYS
+from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
 from scalelab.hf.write import DTYPES, WrittenModel, write_model
 from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
 from scalelab.untrusted.paths import describe_link
@@ -149,5 +149,6 @@ def import_hf(folder: Path, out: Path | None = None) -> Imported:
     tokenizer, why = load_hf_tokenizer(pathlib.Path(folder), weights.shape.vocab_size)
     if out:
         write_weights(pathlib.Path(out), weights, tokenizer)
-    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT_KEYS}
+    hidden = {*IRRELEVANT_KEYS, *keys_without_effect(weights.shape)}
+    values = {key: value for key, value in weights.config.model.items() if key not in hidden}
     return Imported(values, weights.origin, str(out) if out else None, tokenizer, why)

@@ -37,7 +37,20 @@ def write(folder):
     for name in examples.MODELS:
         shape = examples.shape(name)
         write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
+    for name in examples.TEXTS:
+        write_text_model(folder / "texts" / name, name)
+    (folder / "texts" / "prompt.json").write_text(json.dumps([examples.PROMPT, examples.NEW_TOKENS]))
     np.save(folder / "tokens.npy", examples.tokens())
+
+
+def write_text_model(folder, name):
+    """Our side: an example whose tokens are bytes, with its tokenizer."""
+    from scalelab.data.tokenizers.tokenizer import byte_tokenizer
+    from scalelab.hf.write import write_model
+    from tests.hf import examples
+
+    shape = examples.shape(name, vocab_size=256, seq_len=64)
+    write_model(folder, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=byte_tokenizer())
 
 
 def ask(folder):
@@ -49,7 +62,7 @@ def ask(folder):
     tokens = np.load(folder / "tokens.npy")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     answers, asked = {"tokens": tokens}, {}
-    exported = sorted(path for path in folder.iterdir() if path.is_dir())
+    exported = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "texts")
     for path in [*exported, *_own_models(torch, transformers)]:
         model, problems = transformers.AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, output_loading_info=True
@@ -66,7 +79,22 @@ def ask(folder):
                 "tensors": digest(load_file(path / "model.safetensors")),
             }
     np.savez_compressed(HERE / "answers.npz", **answers)
-    (HERE / "answers.json").write_text(json.dumps({"versions": versions, "exported": asked}, indent=1) + "\n")
+    content = {"versions": versions, "exported": asked, "texts": _continue_texts(transformers, folder / "texts")}
+    (HERE / "answers.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _continue_texts(transformers, folder):
+    """The ids with which each model greedily goes on, and the hash of its tensors."""
+    from safetensors.numpy import load_file
+
+    texts, (prompt, count) = {}, json.loads((folder / "prompt.json").read_text())
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        ids = transformers.AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt")
+        out = model.eval().generate(**ids, do_sample=False, max_new_tokens=count, max_length=None)
+        tensors = digest(load_file(path / "model.safetensors"))
+        texts[path.name] = {"tensors": tensors, "ids": out[0, ids["input_ids"].shape[1] :].tolist()}
+    return texts
 
 
 def write_tokenizers(folder):
@@ -120,20 +148,45 @@ def text_digest(folder):
 
 
 def _own_models(torch, transformers):
-    """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file; none of their parameters is 0 or 1."""
+    """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file, mixtures; none of their parameters is 0 or 1.
+
+    The Qwen3-MoE is in bf16 and in parts, the OLMoE as transformers 5 holds it: all experts of a layer in two tensors.
+    """
     torch.manual_seed(0)
     llama = transformers.LlamaConfig(
         vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
     )  # fmt: skip
     gpt2 = transformers.GPT2Config(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=3)
-    for config, dtype, part in ((llama, torch.bfloat16, "8KB"), (gpt2, torch.float32, "1GB")):
+    small = {"vocab_size": 48, "hidden_size": 24, "num_attention_heads": 4, "max_position_embeddings": 16}
+    small |= {"num_experts_per_tok": 2, "eos_token_id": None}
+    mixtral = transformers.MixtralConfig(
+        **small, num_hidden_layers=2, num_key_value_heads=2, intermediate_size=16, num_local_experts=5,
+        sliding_window=6,
+    )  # fmt: skip
+    qwen = transformers.Qwen3MoeConfig(
+        **small, num_hidden_layers=3, num_key_value_heads=2, head_dim=8, intermediate_size=20, norm_topk_prob=True,
+        moe_intermediate_size=16, num_experts=5, mlp_only_layers=[0], rope_theta=1e6,
+    )  # fmt: skip
+    olmoe = transformers.OlmoeConfig(**small, num_hidden_layers=2, intermediate_size=16, num_experts=5, pad_token_id=0)
+    deepseek = transformers.DeepseekV3Config(
+        **small, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=16, n_routed_experts=8, n_group=4,
+        topk_group=2, q_lora_rank=12, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5,
+        num_key_value_heads=4, first_k_dense_replace=1, n_shared_experts=2,
+    )  # fmt: skip
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for config, dtype, part in (
+        *((llama, bf16, "8KB"), (gpt2, fp32, "1GB")),
+        *((mixtral, fp32, "1GB"), (qwen, bf16, "20KB"), (olmoe, fp32, "1GB"), (deepseek, fp32, "1GB")),
+    ):
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
+            biases = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            for parameter in (*model.parameters(), *biases):
+                size = 0.3 if config in (llama, gpt2) else 0.2
+                parameter.add_(size * torch.randn_like(parameter))
         folder = HERE / f"their_{config.model_type}"
-        model.to(dtype).save_pretrained(folder, max_shard_size=part)
+        model.to(dtype).save_pretrained(folder, max_shard_size=part, save_original_format=config is not olmoe)
         yield folder
 
 
