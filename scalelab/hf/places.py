@@ -8,7 +8,7 @@ without a row is refused by name.
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.stacks import BLOCKS, stacks
 from scalelab.model.transformer import parameter_declarations, variable_declarations
-
-if TYPE_CHECKING:
-    from scalelab.hf.formats import Format
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
 
@@ -36,6 +33,18 @@ class TensorRow:
     transposed: bool = False  # outs x ins, as in torch's Linear; else ins x outs
     interleaved: bool = False  # RoPE's pairs side by side in theirs; in ours they are halves, the last d_head_rope outs
     exact: bool = False  # fp32 in a file of any dtype
+
+
+class Table(Protocol):
+    """What of a format places its tensors."""
+
+    @property
+    def name(self) -> str:
+        """The format's name, for messages."""
+
+    @property
+    def tensors(self) -> tuple[TensorRow, ...]:
+        """Its rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +111,7 @@ def all_declarations(shape: ModelShape) -> dict[str, Declaration]:
     return named_leaves(parameter_declarations(shape)) | variables
 
 
-def tensor_places(
-    form: "Format", shape: ModelShape, rows: tuple[TensorRow, ...] | None = None
-) -> dict[str, TensorPlace]:
+def tensor_places(form: Table, shape: ModelShape, rows: tuple[TensorRow, ...] | None = None) -> dict[str, TensorPlace]:
     """Place every tensor of this model's file, by its name there; `rows`: the table, if not `form.tensors`.
 
     BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a
@@ -140,7 +147,7 @@ def _named_in_stacks(shape: ModelShape, row: TensorRow) -> Iterator[tuple[tuple[
 
 
 def _refuse_unplaced(
-    form: "Format", shape: ModelShape, declared: Mapping[str, Declaration], placed: Mapping[str, int]
+    form: Table, shape: ModelShape, declared: Mapping[str, Declaration], placed: Mapping[str, int]
 ) -> None:
     if unplaced := [name for name in declared if placed[name] != 1]:
         others = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
