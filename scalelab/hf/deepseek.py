@@ -93,6 +93,10 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     count, dense = check_layer_count(values), content.get("first_k_dense_replace", 3)
     if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
         raise BadInput(f"first_k_dense_replace={repr(dense)[:40]} is not a number of layers from 0")
+    if values["norm_eps"] != NORM_EPS:
+        raise BadInput(
+            f"rms_norm_eps={repr(values['norm_eps'])[:40]}: the latents' norms add {NORM_EPS:g} all the same"
+        )
     read = options.rope_from_hf(content, values["seq_len"], mscale=1.0)
     read |= {"d_q_latent": 0 if (rank := content.get("q_lora_rank", 1536)) is None else rank}
     if dense >= count:  # no experts: their keys mean nothing

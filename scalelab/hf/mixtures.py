@@ -102,6 +102,12 @@ def _without_bias(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict
     return options.rope_from_hf(content, values["seq_len"]) | {"balance_rate": 0.0}
 
 
+def _read_window(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Mixtral's window of all layers; none unless config.json has one."""
+    window = content.get("sliding_window")
+    return {"window": 0 if window is None else window}
+
+
 _ABSENT = {
     **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), REQUIRED_KEY),
     **dict.fromkeys(("intermediate_size", "num_local_experts", "num_experts", "num_experts_per_tok"), REQUIRED_KEY),
@@ -131,7 +137,7 @@ MIXTRAL = Format(
     unused=("d_ff",),
     told=(*options.ROPE_KEYS, "window", "balance_rate"),
     write=lambda shape: options.rope_to_hf(shape) | {"sliding_window": shape.window or None},
-    read=lambda content, values: _without_bias(content, values) | {"window": content.get("sliding_window") or 0},
+    read=lambda content, values: _without_bias(content, values) | _read_window(content),
 )
 
 QWEN3_MOE = Format(

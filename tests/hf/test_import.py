@@ -400,7 +400,7 @@ HOSTILE = ("x", "", -1, 0, 1.5, 2**31, 2**80, 1e308, float("nan"), float("inf"),
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("folder", one_in(2, [LLAMA, GPT2]), ids=["llama", "gpt2"])
+@pytest.mark.parametrize("folder", one_in(2, [LLAMA, GPT2, DEEPSEEK, MIXTRAL]), ids=lambda folder: folder.name)
 def test_whatever_a_key_of_a_config_holds_the_folder_is_read_or_refused_in_one_line(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "hf")
     config, refusals = json.loads((folder / "config.json").read_text()), 0

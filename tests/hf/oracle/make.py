@@ -79,21 +79,26 @@ def ask(folder):
                 "tensors": digest(load_file(path / "model.safetensors")),
             }
     np.savez_compressed(HERE / "answers.npz", **answers)
-    content = {"versions": versions, "exported": asked, "texts": _continue_texts(transformers, folder / "texts")}
+    texts = _continue_texts(torch, transformers, folder / "texts")
+    content = {"versions": versions, "exported": asked, "texts": texts}
     (HERE / "answers.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _continue_texts(transformers, folder):
-    """The ids with which each model greedily goes on, and the hash of its tensors."""
+def _continue_texts(torch, transformers, folder):
+    """The ids with which each model greedily goes on after the beginning of a document; the hash of its tensors."""
     from safetensors.numpy import load_file
 
     texts, (prompt, count) = {}, json.loads((folder / "prompt.json").read_text())
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
-        ids = transformers.AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt")
-        out = model.eval().generate(**ids, do_sample=False, max_new_tokens=count, max_length=None)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(prompt)["input_ids"]]])
+        mask = torch.ones_like(ids)
+        out = model.eval().generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=count, max_length=None
+        )  # fmt: skip
         tensors = digest(load_file(path / "model.safetensors"))
-        texts[path.name] = {"tensors": tensors, "ids": out[0, ids["input_ids"].shape[1] :].tolist()}
+        texts[path.name] = {"tensors": tensors, "ids": out[0, ids.shape[1] :].tolist()}
     return texts
 
 
