@@ -75,6 +75,7 @@ class ModelShape:
     d_q_latent: int = 0
     d_head_rope: int = 64
     d_head_value: int = 0
+    rope_mscale: float = 1.0
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
@@ -251,11 +252,9 @@ class Static:
 
 def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
-    model = config.model.to_dict()
-    if not config.model.d_kv_latent:  # so that models without are alike, whatever the sizes of its heads would be
-        model |= {key: getattr(ModelShape, key) for key in ("d_head_rope", "d_head_value")}
+    unused = {} if config.model.d_kv_latent else {"d_head_rope": 64, "d_head_value": 0}  # the shape's defaults
     shape = ModelShape(
-        **model,
+        **config.model.to_dict() | unused,
         parametrization=config.parametrization.name,
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,

@@ -1,9 +1,10 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024) in the layout of `DeepseekV3ForCausalLM`: latent attention, the first layers dense.
+"""DeepSeek's models with latent attention (DeepSeek-V2 and V3, 2024) in the layout of transformers; V2 is dense here.
 
 The files hold RoPE's pairs side by side, ours as halves. Multi-token prediction is further layers behind the last,
 which neither transformers nor we load.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,17 @@ from scalelab.errors import BadInput
 from scalelab.hf import options
 from scalelab.hf.formats import COMMON_BLOCK, EXPERT_KEYS, NULL, REQUIRED_KEY, UNSET, Format
 from scalelab.hf.llama import EMBEDDING, KINDS, LAYER, LLAMA, MLP, NORMS_AND_HEAD, weights
-from scalelab.hf.mixtures import BIAS, EXPERTS, FUSED, ROUTED, blocks_of, check_layer_count, router_row, sparse_layers
+from scalelab.hf.mixtures import (
+    BIAS,
+    DENSE,
+    EXPERTS,
+    FUSED,
+    ROUTED,
+    blocks_of,
+    check_layer_count,
+    router_row,
+    sparse_layers,
+)
 from scalelab.hf.places import TensorRow
 
 GAMMA = 1e-3  # section 4.2: the step of the experts' bias for most of the run
@@ -73,6 +84,7 @@ def _limits(shape: ModelShape) -> dict[str, Any]:
     return (
         options.rope_constraints(shape)
         | {"d_kv_latent": max(shape.d_kv_latent, 1), "norm_eps": NORM_EPS, "n_kv_heads": shape.n_heads}
+        | {"rope_mscale": shape.rope_mscale or 1.0}  # 0 means none
         | (routed if shape.n_experts else {"block": "sequential"})
     )
 
@@ -81,12 +93,22 @@ def _write(shape: ModelShape) -> dict[str, Any]:
     dense = shape.n_layers - sum(sparse_layers(shape)) if shape.n_experts else shape.n_layers
     content = options.rope_to_hf(shape)
     if shape.rope_scaling == "yarn":  # with both, yarn's factor is on whole logits, as in ours
-        content |= {f"{group}.{key}": 1.0 for group in options.HF_ROPE_GROUPS for key in options.MSCALES}
+        content |= {f"{group}.{key}": shape.rope_mscale for group in options.HF_ROPE_GROUPS for key in options.MSCALES}
     return content | {
         "first_k_dense_replace": dense,
         "q_lora_rank": shape.d_q_latent or NULL,
         "num_nextn_predict_layers": 0,
     }
+
+
+def _read_dense(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """V2's, whose layers must all be dense: its router has other rules."""
+    count, dense = check_layer_count(values), content.get("first_k_dense_replace", 0)
+    if not isinstance(dense, int) or dense < count:
+        raise BadInput(
+            f"first_k_dense_replace={repr(dense)[:40]}: only a deepseek_v2 whose {count} layers are all dense is read"
+        )
+    return _read({**content, "first_k_dense_replace": dense}, values)
 
 
 def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +119,11 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
         raise BadInput(
             f"rms_norm_eps={repr(values['norm_eps'])[:40]}: the latents' norms add {NORM_EPS:g} all the same"
         )
-    read = options.rope_from_hf(content, values["seq_len"], mscale=1.0)
-    read |= {"d_q_latent": 0 if (rank := content.get("q_lora_rank", 1536)) is None else rank}
+    read = options.rope_from_hf(content, values["seq_len"], scaled=True)
+    rank = content.get("q_lora_rank", 1536)
+    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank < 2**31):
+        raise BadInput(f"q_lora_rank={repr(rank)[:40]} is not a whole number from 1, or null")
+    read |= {"d_q_latent": rank or 0}
     if dense >= count:  # no experts: their keys mean nothing
         return read | {"block": "sequential", "n_experts": 0} | dict.fromkeys(EXPERT_KEYS, UNSET)
     block = blocks_of([layer >= dense for layer in range(count)])
@@ -132,7 +157,24 @@ DEEPSEEK_V3 = Format(
         "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
     },
     beyond="num_nextn_predict_layers",
-    told=(*options.ROPE_KEYS, "block", "balance_rate", "router_scores", "d_q_latent"),
+    told=(*options.ROPE_KEYS, "block", "balance_rate", "router_scores", "d_q_latent", "rope_mscale"),
     write=_write,
     read=_read,
+)
+
+_V3_ONLY = ("rope_interleave", "scoring_func", "topk_method", "moe_layer_freq")  # V2 has no choice of the first
+DEEPSEEK_V2 = dataclasses.replace(
+    DEEPSEEK_V3,
+    name="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    keys={key: names for key, names in DEEPSEEK_V3.keys.items() if key not in _ROUTER_KEYS},
+    absent=DEEPSEEK_V3.absent | {"max_position_embeddings": 2048, "mlp_bias": False},
+    ours=DEEPSEEK_V3.ours | {"block": DENSE, "n_experts": 0},
+    theirs={key: value for key, value in _THEIRS.items() if key not in _V3_ONLY} | {"mlp_bias": False},
+    limits=lambda shape: _limits(dataclasses.replace(shape, n_experts=0)),
+    code={},
+    beyond="",
+    told=(*options.ROPE_KEYS, "d_q_latent", "rope_mscale"),
+    write=lambda shape: {key: value for key, value in _write(shape).items() if key != "num_nextn_predict_layers"},
+    read=_read_dense,
 )

@@ -14,7 +14,7 @@ ATTENTION = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "q
 MLP = {f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")}
 KINDS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}  # of every model of this family
 
-_OURS = KINDS | {"qk_norm": False, "logit_softcap": 0.0} | PLAIN_BLOCK
+_OURS = KINDS | {"qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0} | PLAIN_BLOCK
 
 
 def weights(names: dict[str, str]) -> tuple[TensorRow, ...]:

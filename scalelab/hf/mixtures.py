@@ -24,8 +24,8 @@ DENSE, SPARSE = "sequential", "experts"  # kinds of blocks
 
 # Options of a mixture that none of these models has.
 PLAIN_MIXTURE = KINDS | COMMON_BLOCK | {
-    "logit_softcap": 0.0, "bias": False, "d_kv_latent": 0, "n_shared_experts": 0, "router_scores": "softmax",
-    "router_scale": 1.0, "router_groups": 1, "router_groups_per_token": 1,
+    "logit_softcap": 0.0, "rope_mscale": 1.0, "bias": False, "d_kv_latent": 0, "n_shared_experts": 0,
+    "router_scores": "softmax", "router_scale": 1.0, "router_groups": 1, "router_groups_per_token": 1,
 }  # fmt: skip
 QK_NORMS = tuple(TensorRow(f"{LAYER}self_attn.{x}_norm.weight", (f"blocks.attention.{x}_norm.g",)) for x in "qk")
 

@@ -185,6 +185,8 @@ def make_pieces(
         module = Block(of_kind, policy, name="blocks")
         (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
         written = dict(written)
+        if measures.COLLECTION in written:
+            written[measures.COLLECTION] = measures.by_field(shape, written[measures.COLLECTION])
         sums = take_sums(written)
         if len(stacks(shape)) > 1:
             sums = fill_sums(block_sums(shape), sums, x_BSD)

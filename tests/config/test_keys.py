@@ -26,6 +26,8 @@ BESIDE = {
     "model.n_kv_heads": {"model.n_heads": MOST, "model.d_head": 16},
     "model.d_head": {"model.position": "none"},
     "model.rope_factor": {"model.rope_scaling": "linear"},
+    **{f"model.{name}": {"model.d_kv_latent": 16} for name in ("d_q_latent", "d_head_value")},
+    "model.rope_mscale": {"model.rope_scaling": "yarn", "model.rope_factor": 2.0},
     "model.global_every": {"model.window": 1},
     "model.rope_local_theta": {"model.window": 1, "model.global_every": 2},
     **{f"optim.{name}": {"optim.name": "ademamix"} for name in ("beta3", "alpha")},
@@ -128,6 +130,7 @@ OTHERS = {
 # Needed beside the other value, in both configs that are compared.
 WITH = BESIDE | {
     "model.qk_norm_over": {"model.qk_norm": True},
+    "model.d_head_rope": {"model.d_kv_latent": 16},
     "model.rope_scaling": {},
     "model.n_kv_heads": {},
     "train.accumulate": {},

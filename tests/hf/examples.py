@@ -14,6 +14,7 @@ from scalelab.model import transformer
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
 STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
+LATENT = {"d_kv_latent": 16, "d_head_rope": 6, "d_head_value": 10}
 ROUTED = {"block": "experts", "n_experts": 6, "d_expert": 24}
 NO_BIAS = {"balance_rate": 0.0}
 DEEPSEEK = {
@@ -35,6 +36,20 @@ MODELS = {
     "mistral": (base.llama(32, 2, 4), {"window": 5, "n_kv_heads": 2, "rope_theta": 5e5}, 0),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
+    "deepseek": (
+        base.llama(32, 2, 4),
+        {
+            "rope_scaling": "yarn",
+            "rope_factor": 2.0,
+            "rope_mscale": 0.707,
+            "seq_len": 128,
+            "d_q_latent": 24,
+            **STRETCHED,
+            **LATENT,
+        },
+        0,
+    ),
+    "deepseek_mup": (base.llama(32, 2, 4), {"tied_head": True, **LATENT}, 16),
     "mixtral": (base.llama(32, 2, 4), {"n_kv_heads": 2, "window": 5, "rope_theta": 1e6, **ROUTED, **NO_BIAS}, 0),
     "qwen3_moe": (
         base.llama(32, 3, 4),
@@ -56,7 +71,6 @@ MODELS = {
         | {"block": "experts", "d_q_latent": 0, "router_renormalize": False, "tied_head": True},
         0,
     ),
-    "deepseek_v3_dense": (base.llama(32, 2, 4), {key: DEEPSEEK[key] for key in DEEPSEEK if "d_" in key[:2]}, 0),
     "deepseek_v3_completep": (base.llama(32, 3, 4), DEEPSEEK, 12),
 }
 TEXTS = ("olmoe", "deepseek_v3")  # those that also continue a text, with bytes for tokens
@@ -88,7 +102,7 @@ def params(shape: ModelShape, seed: int = 0) -> dict:
     """
     rng, tree = np.random.default_rng(seed), {}
     for name, declared in all_declarations(shape).items():
-        table = 0.2 if shape.n_experts or shape.d_kv_latent else 0.5
+        table = 0.2 if shape.n_experts else 0.5
         std = table if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
         leaf = rng.normal(1.0 if declared.role == "gain" else 0.0, std, declared.shape).astype(np.float32)
         *path, last = name.split(".")

@@ -38,6 +38,8 @@ def loaded_logits(folder):
     [
         pytest.param(LLAMA, {"bfloat16": 21}, 5, id="llama"),
         pytest.param(GPT2, {"float32": 28}, 2, id="gpt2"),
+        pytest.param(HERE / "their_deepseek_v2", {"float32": 23}, 2, id="deepseek_v2", marks=pytest.mark.full),
+        pytest.param(HERE / "their_deepseek_v3_dense", {"float32": 27}, 2, id="deepseek_v3_dense"),
         pytest.param(MIXTRAL, {"float32": 47}, 2, id="mixtral"),
         pytest.param(HERE / "their_qwen3_moe", {"bfloat16": 62}, 4, id="qwen3_moe", marks=pytest.mark.full),
         pytest.param(OLMOE, {"float32": 25}, 2, id="olmoe", marks=pytest.mark.full),
@@ -54,7 +56,7 @@ def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes,
     assert (origin["dtypes"], len(origin["files"]), origin["format"]) == (
         dtypes,
         files,
-        folder.name.removeprefix("their_"),
+        folder.name.removeprefix("their_").removesuffix("_dense"),
     )
     assert "exported_from" not in origin
 
@@ -165,7 +167,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 CONFIGS = {
     "another model": (
         {"model_type": "bloom"},
-        "model_type='bloom' is not a format that can be read; known: deepseek_v3, gpt2, llama, mistral, mixtral, olmoe",
+        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gpt2, llama, mistral",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),

@@ -144,11 +144,15 @@ REFUSED = {
     "groups": ("deepseek_v3", {"n_group": 3}, "model.router_groups=3 does not divide model.n_experts=8; nearest: 2"),
     "no groups": ("deepseek_v3", {"n_group": None, "topk_group": 9}, "model.router_groups_per_token=9 is more than"),
     "eps": ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: the latents' norms add 1e-06 all the same"),
-    "one scale": ("deepseek_v3", {"rope_parameters": YARN}, "rope_parameters.mscale is missing"),
+    "one scale": (
+        "deepseek_v3",
+        {"rope_parameters": YARN},
+        "mscale=None and mscale_all_dim=None: with yarn both must be one positive",
+    ),
     "scales": (
         "deepseek_v3",
-        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
-        "rope_parameters.mscale=0.7: only 1.0 can be read",
+        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+        "rope_parameters.mscale=0.7 and mscale_all_dim=1.0: with yarn both must be one positive number",
     ),
     "dense": ("deepseek_v3", {"first_k_dense_replace": -1}, "first_k_dense_replace=-1 is not a number of layers"),
 }

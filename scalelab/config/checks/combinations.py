@@ -201,6 +201,11 @@ def _check_rope(model: "ConfigDict") -> None:
             f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: "
             "a factor other than 1 and a way to scale go together; nearest: rope_factor=1, rope_scaling=none"
         )
+    if model.rope_mscale != 1 and model.rope_scaling != "yarn":
+        raise BadInput(
+            f"model.rope_mscale={model.rope_mscale:g} is for model.rope_scaling='yarn', not {model.rope_scaling!r}; "
+            "nearest: 1"
+        )
     rotated = "d_head_rope" if model.d_kv_latent else "d_head"
     if model.rope_scaling == "ntk" and model[rotated] < 4:
         raise BadInput(

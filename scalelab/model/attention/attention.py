@@ -18,8 +18,8 @@ from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.order import token_positions
 from scalelab.model.attention.plain import attention_logits, masked_attention
-from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
-from scalelab.model.attention.rotary import apply_rope, layer_frequencies
+from scalelab.model.attention.positions.relative import RelativeInputs, relative_scores, sinusoidal_encoding
+from scalelab.model.attention.positions.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence

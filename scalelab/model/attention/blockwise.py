@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring, attention_mask
-from scalelab.model.attention.relative import (
+from scalelab.model.attention.positions.relative import (
     BlockedRelative,
     add_block_gradients,
     blocked_relative_gradients,

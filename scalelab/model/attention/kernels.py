@@ -154,7 +154,8 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Ta
     if kind == "cudnn":
         if target.context > 1 and masked and target.capability < HOPPER:
             return "in a ring it takes documents from compute capability 9.0 on (Hopper)"
-        return cudnn.obstacle(max(kernel_widths(kind, shape.d_key, shape.d_value)), compute, target.capability)
+        width, named = max(shape.d_key, shape.d_value), "d_head + d_head_rope" if shape.d_kv_latent else "d_head"
+        return cudnn.obstacle(width, compute, target.capability, named)
     tokens = shape.seq_len // (2 * target.context) if target.context > 1 else shape.seq_len
     width = kernel_widths(kind, shape.d_key, shape.d_value)[0]
     if kind == "splash" and (tokens % TPU_LANES or width % TPU_LANES):

@@ -96,7 +96,8 @@ class LatentAttention(Attention):
         A bias of the keys adds one number to all logits of a query, which the softmax does not see; that of the values
         is added to what was attended to, as the weights sum to one.
         """
-        s, past, up = self.shape, packed.past, self.get_variable("params", UP)
+        s, past = self.shape, packed.past
+        up: dict[str, jax.Array] = self.get_variable("params", UP)
         assert past is not None
         keys_CNH, values_CNV = jnp.split(up["w"].astype(latent_BTC.dtype), [s.d_head], axis=-1)
         q_BTNH, q_BTNR = jnp.split(placed.q_BSNH, [s.d_head], axis=-1)

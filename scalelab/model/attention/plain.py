@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.attention.mask import Scoring, attention_mask, by_window
-from scalelab.model.attention.relative import relative_scores
+from scalelab.model.attention.positions.relative import relative_scores
 from scalelab.precision.products import fp32_einsum
 
 QUERY_CHUNKS, LEAST_QUERIES = 4, 64  # on a CPU: most chunks of the queries, fewest queries of one

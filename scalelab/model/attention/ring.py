@@ -33,7 +33,7 @@ from scalelab.model.attention.blockwise import (
 )
 from scalelab.model.attention.mask import Scoring, attention_mask
 from scalelab.model.attention.order import held_position
-from scalelab.model.attention.relative import BlockedRelative, make_blocked_relative
+from scalelab.model.attention.positions.relative import BlockedRelative, make_blocked_relative
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
 BlockPairs = tuple[tuple[int, int], ...]  # (block of queries, block of keys), each counted within its chunk

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from scalelab.config import ModelShape
 from scalelab.hardware.tactics.turn import run_if
+from scalelab.model.stacks import stacks
 from scalelab.precision.fp8 import cast_to_fp8, fp8_scale, max_magnitude
 from scalelab.precision.policy import E4M3, E5M2, Policy
 from scalelab.sharding import TENSOR_AXIS, activation_spec, has_explicit_mesh, reshard_to, vary_like
@@ -37,11 +38,11 @@ class Measures(NamedTuple):
 
     positions: jax.Array  # [], positions that went through the blocks
     residual_squares: jax.Array  # [L], sum over the residual stream after each block
-    mlp_squares: jax.Array  # [L], sum over the MLP's activations, which `down` multiplies
+    mlp_squares: jax.Array  # [L], sum over the activations of MLP or experts, which `down` multiplies
     attention_entropy: jax.Array  # [L], sum over some queries and all heads of their weights' entropy, in nats
     attention_queries: jax.Array  # [L], number of these queries times heads
     gradient_zeros: jax.Array  # [L], zeros in the gradient that comes back to each block's output (`count_zeros`)
-    unit_max: jax.Array  # [L, F], largest |activation| of each MLP unit
+    unit_max: jax.Array  # [L, F], largest |activation| of each unit; infinite where another layer has more units
     attention_logit_max: jax.Array  # [L], largest number that the softmax takes
     head: Any  # HeadMeasures; () on the stages of a pipeline
 
@@ -55,7 +56,8 @@ def nothing(shape: ModelShape, head: Any, *layers: int) -> Measures:
     """The measures of no batch; `layers`: leading axes of the per-layer fields, by default [L]."""
     layers = layers or (shape.n_layers,)
     zeros_L = jnp.zeros(layers)
-    unit_max = reshard_to(jnp.zeros((*layers, shape.d_ff)), *(None for _ in layers), "mlp")
+    width, split = max(count_units(shape).total_L), None if shape.n_experts else "mlp"
+    unit_max = reshard_to(jnp.zeros((*layers, width)), *(None for _ in layers), split)
     return Measures(jnp.zeros(()), zeros_L, zeros_L, zeros_L, zeros_L, zeros_L, unit_max, zeros_L - jnp.inf, head)
 
 
@@ -105,9 +107,31 @@ def add_at(total: Measures, index: jax.Array, part: Measures) -> Measures:
 
 def of_blocks(written: Any, positions: int, head: Any = ()) -> Measures:
     """The blocks' values in COLLECTION as Measures, with those of the `head`."""
-    by_layer = {**written["mlp"]["units"], **written["attention"]["logits"], "residual_squares": written["squares"]}
-    no_zeros = jnp.zeros_like(written["squares"])
-    return Measures(positions=jnp.float32(positions), gradient_zeros=no_zeros, head=head, **by_layer)
+    no_zeros = jnp.zeros_like(written["residual_squares"])
+    return Measures(positions=jnp.float32(positions), gradient_zeros=no_zeros, head=head, **written)
+
+
+def by_field(shape: ModelShape, written: Any) -> dict[str, jax.Array]:
+    """One block's values in COLLECTION by field, of equal shapes whatever the kind of block."""
+    units = written.get("mlp", written.get("experts"))["units"]
+    if shape.n_experts:
+        more = max(count_units(shape).total_L) - units["unit_max"].size
+        units = units | {"unit_max": jnp.pad(units["unit_max"], (0, more), constant_values=jnp.inf)}
+    return {**units, **written["attention"]["logits"], "residual_squares": written["squares"]}
+
+
+class Units(NamedTuple):
+    """Hidden units of each layer's MLP or routed experts: all of them, and those that a token goes through."""
+
+    total_L: list[int]
+    active_L: list[int]
+
+
+def count_units(shape: ModelShape) -> Units:
+    """The hidden units of each layer."""
+    dense, experts = (shape.d_ff,) * 2, (shape.n_experts * shape.d_expert, shape.experts_per_token * shape.d_expert)
+    each_L = [experts if stack.block == "experts" else dense for stack in stacks(shape) for _ in range(stack.depth)]
+    return Units([total for total, _ in each_L], [active for _, active in each_L])
 
 
 def when(due: jax.Array, measure: Callable[..., Any], start: Any, *values: Any) -> Any:
@@ -129,6 +153,18 @@ def mlp_measures(due: jax.Array, h_BSF: jax.Array) -> dict[str, jax.Array]:
 
     zeros_F = like(jnp.zeros(h_BSF.shape[-1:]), h_BSF, "mlp")
     return when(due, measure, {"mlp_squares": like(jnp.zeros(()), h_BSF), "unit_max": zeros_F}, h_BSF)
+
+
+def expert_measures(due: jax.Array, h_PF: jax.Array, expert_P: jax.Array, experts: int) -> dict[str, jax.Array]:
+    """`mlp_squares` and `unit_max` [E F] of one layer's experts, by the expert of each row; empty rows are zero."""
+
+    def measure(h_PF: jax.Array, expert_P: jax.Array) -> dict[str, jax.Array]:
+        size_PF = jnp.abs(h_PF.astype(jnp.float32))
+        most_EF = jnp.maximum(jax.ops.segment_max(size_PF, expert_P, experts), 0.0)
+        return {"mlp_squares": sum_of_squares(size_PF), "unit_max": most_EF.ravel()}
+
+    start = {"mlp_squares": jnp.zeros(()), "unit_max": jnp.zeros(experts * h_PF.shape[1])}
+    return when(due, measure, start, h_PF, expert_P)
 
 
 def like(start: jax.Array, x: jax.Array, *names: str) -> jax.Array:

@@ -11,7 +11,7 @@ import math
 
 from scalelab.config import ModelShape, Static
 from scalelab.hardware.chips import compute_capability
-from scalelab.model.attention.kernels import FUSED, step_kernel
+from scalelab.model.attention.kernels import FUSED, kernel_widths, step_kernel
 from scalelab.model.stacks import count_local_layers
 from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered
@@ -149,7 +149,8 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     again, kind = recompute_policy(static, traits), attention_kind(static, machine)
     in_ring = static.layout.context > 1
     fused = kind in FUSED or traits.fused_attention == "all" or (traits.fused_attention == "ring" and in_ring)
-    a, width, seen = array_dtype(policy.compute).itemsize, shape.d_key + shape.d_value, keys_per_query(static, machine)
+    a, seen = array_dtype(policy.compute).itemsize, keys_per_query(static, machine)
+    width = sum(kernel_widths(kind, shape.d_key, shape.d_value))
     flops = 2.0 * of.tokens * seen * of.heads * width
     passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
     held = a * of.tokens * (of.heads + of.key_heads) * width

@@ -53,8 +53,8 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not stored.keys() <= known.keys():
         return None
     model = known | stored
-    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
-    sizes += ("d_kv_latent", "d_q_latent", "d_head_rope", "d_head_value") if model["d_kv_latent"] else ()
+    sizes = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len"]
+    sizes += ["d_kv_latent", "d_q_latent", "d_head_rope", "d_head_value"] if model["d_kv_latent"] else []
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
     return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None

@@ -6,8 +6,10 @@
 
 The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz`
 (the tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked
-about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers
-drew and saved. `write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
+about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`, …: models that
+transformers drew and saved. What is there already and not in the folder stays: `write exported deepseek` writes the
+examples whose names begin so, and `ask` then asks about these and about models of its own that are not there.
+`write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
 `tokenizers.json`.
 """
 
@@ -29,28 +31,28 @@ def digest(tensors):
     return sha.hexdigest()
 
 
-def write(folder):
-    """Our side: every example as a folder, and the tokens to ask about."""
+def write(folder, beginning=""):
+    """Our side: every example whose name begins so as a folder, and the tokens to ask about."""
     from scalelab.hf.write import write_model
     from tests.hf import examples
 
-    for name in examples.MODELS:
+    for name in (name for name in examples.MODELS if name.startswith(beginning)):
         shape = examples.shape(name)
         write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
-    for name in examples.TEXTS:
+    for name in (name for name in examples.TEXTS if name.startswith(beginning)):
         write_text_model(folder / "texts" / name, name)
-    (folder / "texts" / "prompt.json").write_text(json.dumps([examples.PROMPT, examples.NEW_TOKENS]))
     np.save(folder / "tokens.npy", examples.tokens())
 
 
 def write_text_model(folder, name):
-    """Our side: an example whose tokens are bytes, with its tokenizer."""
+    """Our side: an example whose tokens are bytes, with its tokenizer, and the prompt in its lineage."""
     from scalelab.data.tokenizers.tokenizer import byte_tokenizer
     from scalelab.hf.write import write_model
     from tests.hf import examples
 
     shape = examples.shape(name, vocab_size=256, seq_len=64)
-    write_model(folder, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=byte_tokenizer())
+    lineage = {"run": name, "step": 0, "prompt": examples.PROMPT, "tokens": examples.NEW_TOKENS}
+    write_model(folder, shape, examples.params(shape), lineage, tokenizer=byte_tokenizer())
 
 
 def ask(folder):
@@ -61,7 +63,8 @@ def ask(folder):
 
     tokens = np.load(folder / "tokens.npy")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    answers, asked = {"tokens": tokens}, {}
+    before = json.loads((HERE / "answers.json").read_text())
+    answers, asked = {**np.load(HERE / "answers.npz"), "tokens": tokens}, before["exported"]
     exported = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "texts")
     for path in [*exported, *_own_models(torch, transformers)]:
         model, problems = transformers.AutoModelForCausalLM.from_pretrained(
@@ -77,10 +80,11 @@ def ask(folder):
                 "class": kind,
                 "config": content,
                 "tensors": digest(load_file(path / "model.safetensors")),
+                "versions": versions,
             }
     np.savez_compressed(HERE / "answers.npz", **answers)
-    texts = _continue_texts(torch, transformers, folder / "texts")
-    content = {"versions": versions, "exported": asked, "texts": texts}
+    texts = before.get("texts", {}) | _continue_texts(torch, transformers, folder / "texts")
+    content = {"versions": before["versions"], "exported": asked, "texts": texts}
     (HERE / "answers.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -88,8 +92,10 @@ def _continue_texts(torch, transformers, folder):
     """The ids with which each model greedily goes on after the beginning of a document; the hash of its tensors."""
     from safetensors.numpy import load_file
 
-    texts, (prompt, count) = {}, json.loads((folder / "prompt.json").read_text())
-    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+    texts = {}
+    for path in sorted(folder.iterdir()) if folder.exists() else []:
+        lineage = json.loads((path / "scalelab.json").read_text())
+        prompt, count = lineage["prompt"], lineage["tokens"]
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(prompt)["input_ids"]]])
@@ -153,16 +159,30 @@ def text_digest(folder):
 
 
 def _own_models(torch, transformers):
-    """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file, mixtures; none of their parameters is 0 or 1.
+    """Of those that are not here yet: none of their parameters is 0 or 1.
 
-    The Qwen3-MoE is in bf16 and in parts, the OLMoE as transformers 5 holds it: all experts of a layer in two tensors.
+    A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models in fp32 with all layers dense;
+    mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5 holds it: the experts of a layer
+    in two tensors.
     """
-    torch.manual_seed(0)
     llama = transformers.LlamaConfig(
         vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
     )  # fmt: skip
     gpt2 = transformers.GPT2Config(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=3)
+    latent = {
+        "vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "first_k_dense_replace": 2, "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 8, "v_head_dim": 5, "max_position_embeddings": 64, "num_experts_per_tok": 1,
+    }  # fmt: skip
+    yarn = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707,
+    }  # fmt: skip
+    v2 = transformers.DeepseekV2Config(**latent, q_lora_rank=None, rope_parameters=yarn)
+    v3 = transformers.DeepseekV3Config(
+        **latent, q_lora_rank=14, num_mtp_layers=0, rope_parameters=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    )
     small = {"vocab_size": 48, "hidden_size": 24, "num_attention_heads": 4, "max_position_embeddings": 16}
     small |= {"num_experts_per_tok": 2, "eos_token_id": None}
     mixtral = transformers.MixtralConfig(
@@ -180,21 +200,25 @@ def _own_models(torch, transformers):
         num_key_value_heads=4, first_k_dense_replace=1, n_shared_experts=2,
     )  # fmt: skip
     bf16, fp32 = torch.bfloat16, torch.float32
-    for config, dtype, part in (
-        *((llama, bf16, "8KB"), (gpt2, fp32, "1GB")),
-        *((mixtral, fp32, "1GB"), (qwen, bf16, "20KB"), (olmoe, fp32, "1GB"), (deepseek, fp32, "1GB")),
+    for name, config, dtype, part in (
+        *(("llama", llama, bf16, "8KB"), ("gpt2", gpt2, fp32, "1GB")),
+        *(("deepseek_v2", v2, fp32, "1GB"), ("deepseek_v3_dense", v3, fp32, "1GB"), ("mixtral", mixtral, fp32, "1GB")),
+        *(("qwen3_moe", qwen, bf16, "20KB"), ("olmoe", olmoe, fp32, "1GB"), ("deepseek_v3", deepseek, fp32, "1GB")),
     ):
+        folder = HERE / f"their_{name}"
+        if folder.exists():
+            continue
+        torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)
+        size = 0.2 if config in (mixtral, qwen, olmoe, deepseek) else 0.3
         with torch.no_grad():
             biases = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
             for parameter in (*model.parameters(), *biases):
-                size = 0.3 if config in (llama, gpt2) else 0.2
                 parameter.add_(size * torch.randn_like(parameter))
-        folder = HERE / f"their_{config.model_type}"
         model.to(dtype).save_pretrained(folder, max_shard_size=part, save_original_format=config is not olmoe)
         yield folder
 
 
 if __name__ == "__main__":
     steps = {"write": write, "ask": ask, "write_tokenizers": write_tokenizers, "ask_tokenizers": ask_tokenizers}
-    steps[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    steps[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -9,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab import config as config_lib
 from scalelab.__main__ import main
+from scalelab.config import Layout
+from scalelab.configs import base
+from scalelab.errors import BadInput
+from scalelab.evaluate import sample
 from scalelab.model import decode, transformer
 from scalelab.model.attention import kernels
 from scalelab.model.attention.documents import document_segments
@@ -17,8 +23,12 @@ from scalelab.model.attention.latent import LatentAttention
 from scalelab.model.attention.mask import MaskInfo, Scoring
 from scalelab.model.declare import named_leaves
 from scalelab.model.stacks import UNIFORM_LAYERS
+from scalelab.parallel import rules
 from scalelab.precision.policy import FP32, POLICIES
+from scalelab.sweep.scaling.resize import resize_config
+from scalelab.sweep.scaling.shrink import shrink_recipe
 from tests.model.attention.test_kernels import gradient_error, segments, with_gradients
+from tests.model.attention.test_lowered import cudnn_calls
 from tests.model.shapes import distance, loss_and_grads, random_params, shape, tokens
 from tests.quick import one_in
 
@@ -84,7 +94,7 @@ def by_hand(of, p, x, segment, position):
     return np.tensordot(heads, o, 2) + p.get("o.b", 0.0)
 
 
-@pytest.mark.parametrize("name", one_in(2, MODELS))
+@pytest.mark.parametrize("name", one_in(5, MODELS))
 def test_the_output_is_that_of_the_paper_s_equations(name):
     of = shape(**MODELS[name])
     params = jax.tree.map(lambda w: w[0], random_params(of)["blocks"]["attention"])
@@ -119,6 +129,21 @@ def test_values_of_another_width_than_keys(kernel, sight):
         np.testing.assert_allclose(a, b, atol=gradient_error(b))
 
 
+@pytest.mark.full
+def test_the_tpu_s_kernel_takes_keys_filled_up_to_its_lanes(monkeypatch):
+    """Keys of 24 numbers and values of 16, in lanes of 128, interpreted."""
+    interpreted = functools.partial(kernels.splash_attention, interpret=True)
+    monkeypatch.setitem(kernels.KERNELS, "splash", interpreted)
+    random = np.random.default_rng(0)
+    q, k, v, weights = (jnp.asarray(random.normal(size=(1, 128, 2, n)), jnp.float32) for n in (24, 24, 16, 16))
+    both = [
+        with_gradients(lambda *x, how=how: kernels.compute_attention(*x, Scoring(0.1), how), q, k, v, weights)
+        for how in ("plain", "splash")
+    ]
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+
+
 def test_kernels_of_one_width_take_values_and_keys_filled_up():
     """V3's heads: keys of 128 + 64, values of 128."""
     assert kernels.kernel_widths("cudnn", 192, 128) == (192, 192)
@@ -133,6 +158,24 @@ def test_kernels_of_one_width_take_values_and_keys_filled_up():
         )
     }  # fmt: skip
     assert list(chosen.values()) == ["cudnn", "blockwise", "splash", "blockwise"]  # 192 is too wide for Ampere
+
+
+def test_cudnn_is_called_with_values_as_wide_as_keys():
+    """Lowered for a Hopper, forward and backward, documents by their offsets."""
+    like = lambda *shape, dtype="bfloat16": jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+
+    def loss(q, k, v, segment_BS):
+        y = kernels.compute_attention(q, k, v, Scoring(0.1, MaskInfo(segment_BS)), "cudnn")
+        assert y.shape[-1] == 128
+        return y.astype(jnp.float32).sum()
+
+    heads = [like(2, 1024, 4, width) for width in (192, 192, 128)]
+    program = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*heads, like(2, 1024, dtype=jnp.int32))
+    calls = cudnn_calls(program.lower(lowering_platforms=("cuda",)).as_text())
+    assert [name for name, _, _ in calls] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    for _, config, types in calls:
+        assert types[:3] == ["tensor<2x1024x4x192xbf16>"] * 3
+        assert config["mask_type"] == "PADDING_CAUSAL"
 
 
 CACHED = {"queries of a latent": "queries of a latent, yarn", "biases": "a window and biases", "muP": "muP"}
@@ -169,6 +212,51 @@ def test_recomputed_blocks_have_the_same_gradients(remat):
     params, ids = random_params(of, noise=0.05), tokens(of)
     (_, grads), (_, again) = (loss_and_grads(dataclasses.replace(of, remat=r), params, ids) for r in ("none", remat))
     assert distance(again, grads) < 1e-6
+
+
+@pytest.mark.full
+def test_a_run_s_likeliest_tokens_are_those_without_a_cache(tmp_path, capsys, monkeypatch):
+    """Trained with documents, windows and bf16 weights' fp32 masters; greedy, by `scalelab sample`."""
+    run, values = tmp_path / "run", {
+        "d_kv_latent": 16, "d_q_latent": 24, "d_head_rope": 4, "d_head_value": 12, "d_model": 32, "seq_len": 48,
+        "window": 16, "global_every": 2,
+    }  # fmt: skip
+    settings = [f"--config.model.{key}={value}" for key, value in values.items()]
+    settings += ["--config.train.steps=8", "--config.train.global_batch=4", "--config.data.documents=mask"]
+    assert main(["train", "--config=configs/tiny.py", f"--workdir={run}", *settings]) == 0
+    command = ["sample", str(run), "--prompt=def ", "--tokens=24", "--temperature=0", "--json"]
+    capsys.readouterr()
+    assert main(command) == 0
+    cached = json.loads(capsys.readouterr().out)["samples"]
+    monkeypatch.setattr(sample, "_program", lambda model, count, separator: sample._whole_program(
+        model, count, jnp.int32(separator)))  # fmt: skip
+    assert main(command) == 0
+    assert [each["ids"] for each in json.loads(capsys.readouterr().out)["samples"]] == [each["ids"] for each in cached]
+
+
+def test_a_resized_model_and_a_twin_keep_the_ratios_of_latents():
+    """The parts of a head stay with the width; a twin's keep their ratio to d_head."""
+    tree = base.get_config()
+    tree.model = base.llama(512, 4, 4)
+    sizes = {"d_kv_latent": 128, "d_q_latent": 192, "d_head": 128, "d_head_rope": 64, "d_head_value": 96}
+    with tree.model.ignore_type():
+        tree.model.update(sizes)
+    config = config_lib.resolve(tree)
+    wide, twin = resize_config(config, 1024).model, shrink_recipe(config, 64).model
+    assert [wide[key] for key in sizes] == [256, 384, 128, 64, 96]
+    assert [twin[key] for key in sizes] == [16, 24, 16, 8, 12]
+
+
+def test_fsdp_splits_latents_and_is_refused_where_it_can_not():
+    of = shape(d_kv_latent=24, d_q_latent=16)
+    specs = rules.parameter_specs(of, Layout(fsdp=8))["blocks"]["attention"]
+    assert {name: list(part["w"]).index("fsdp") for name, part in specs.items() if "w" in part} == {
+        "q_down": 1, "q_up": 1, "kv_down": 1, "kv_up": 1, "o": 3,
+    }  # fmt: skip
+    tiny = config_lib.static(config_lib.resolve(base.get_config()))
+    split = dataclasses.replace(tiny, model=dataclasses.replace(of, d_kv_latent=20), global_batch=8)
+    with pytest.raises(BadInput, match=r"model.d_kv_latent=20 is not divisible by parallel.fsdp=8.*nearest.*24"):
+        rules.check_layout(split, Layout(fsdp=8))
 
 
 REFUSED = {

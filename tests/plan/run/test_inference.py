@@ -67,6 +67,7 @@ VARIANTS = {
     "llama": {"n_kv_heads": 2},
     "learned": {"position": "learned", "tied_head": True, "bias": True, "mlp": "gelu"},
     "relative": {"position": "relative", "d_head": 24},
+    "latent": {"d_kv_latent": 24, "d_head_rope": 6, "d_head_value": 4},
 }
 
 

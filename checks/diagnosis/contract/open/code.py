@@ -2,7 +2,7 @@
 
 from checks.diagnosis.contract.case import Answer, Case, Edit
 
-ROTARY, ATTENTION, LAYERS = "model/attention/rotary.py", "model/attention/attention.py", "model/layers.py"
+ROTARY, ATTENTION, LAYERS = "model/attention/positions/rotary.py", "model/attention/attention.py", "model/layers.py"
 
 CASES = (
     Case(

@@ -38,7 +38,7 @@ def frequencies(shape: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray, float]:
 
         first, last = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), width - 1)
         share = 1 - np.clip((i - first) / max(last - first, 1e-3), 0, 1)
-        whole, amplitude = share * plain + (1 - share) * plain / factor, 0.1 * math.log(factor) + 1
+        whole, amplitude = share * plain + (1 - share) * plain / factor, 0.1 * shape.rope_mscale * math.log(factor) + 1
     else:
         raise NotImplementedError(f"model.rope_scaling={kind}")
     local = powers(shape.rope_local_theta) if shape.rope_local_theta else whole

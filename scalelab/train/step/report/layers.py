@@ -40,7 +40,7 @@ from scalelab.model.layers import has_zero_units
 from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
 from scalelab.model.sums.block_sums import MAXIMA
 from scalelab.model.sums.loss_sums import LossSums
-from scalelab.model.sums.measures import Measures, underflow_format, when
+from scalelab.model.sums.measures import Measures, count_units, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline
@@ -185,14 +185,15 @@ def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **nor
     values |= {f"{g}/{name}": each[g] for name, each in norms.items() for g in each if g != BLOCKS}
     if underflow_format(POLICIES[static.precision]):
         values["gradient_zeros"] = m.gradient_zeros / (m.positions * shape.d_model)
-    rms_L = jnp.sqrt(m.mlp_squares / (m.positions * shape.d_ff))
+    units = count_units(shape)
+    rms_L = jnp.sqrt(m.mlp_squares / (m.positions * jnp.array(units.active_L)))
     off_L = jnp.zeros_like(rms_L) if has_zero_units(shape.mlp) else OFF * rms_L
     tokens = jnp.maximum(tokens, 1.0)
     return values | {
         "residual_rms": jnp.sqrt(m.residual_squares / (m.positions * shape.d_model)),
         "attention_logit_max": m.attention_logit_max,
         "attention_entropy": m.attention_entropy / jnp.maximum(m.attention_queries, 1.0),
-        "dead_units": jnp.mean(m.unit_max <= off_L[:, None], axis=1, dtype=jnp.float32),
+        "dead_units": jnp.sum(m.unit_max <= off_L[:, None], axis=1, dtype=jnp.float32) / jnp.array(units.total_L),
         "logits/rms": jnp.sqrt(m.head.logit_squares / (tokens * shape.vocab_size)),
         "logits/log_z": m.head.log_z / tokens,
         "logits/max": m.head.logit_max,

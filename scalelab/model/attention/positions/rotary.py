@@ -85,7 +85,7 @@ def _pair_index(shape: ModelShape, turns: float) -> float:
 
 def yarn_amplitude(shape: ModelShape) -> float:
     """Yarn's factor on queries and on keys (Peng et al. 2023, eq. 22: the square root of 1/t); 1 for other scalings."""
-    return 0.1 * math.log(shape.rope_factor) + 1 if shape.rope_scaling == "yarn" else 1.0
+    return 0.1 * shape.rope_mscale * math.log(shape.rope_factor) + 1 if shape.rope_scaling == "yarn" else 1.0
 
 
 def apply_rope(x_BSNH: jax.Array, frequency_P: jax.Array, position_BS: jax.Array | None = None) -> jax.Array:

@@ -1,0 +1,33 @@
+"""A model with experts through the commands: trained, killed and resumed, branched, refused."""
+
+import re
+
+import pytest
+
+from tests.commands.test_stacks import refusal
+from tests.train.runs import SMALL
+
+MODEL = [*SMALL, "--config.model.block=experts", "--config.model.n_experts=4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("experts_per_token=5", "experts_per_token=5 is more than model.n_experts=4; nearest: 4"),
+        ("router_groups=3", "router_groups=3 does not divide model.n_experts=4; nearest: 2"),
+        ("router_groups=2 router_groups_per_token=3", "per_token=3 is more than model.router_groups=2; nearest: 2"),
+        ("router_groups=4 experts_per_token=2", "=2 is more than the 1 experts in .*_per_token=1 groups; nearest: 2"),
+        ("expert_capacity=0.5", "expert_capacity=0.5 is below 1, .*; nearest: 1"),
+        ("expert_capacity=-1", "expert_capacity=-1.0 is outside"),
+        ("experts_per_token=1", "per_token=1 of model.n_experts=4: every weight would be 1, .*nearest: False"),
+        ("n_experts=0", "block='experts' with model.n_experts=0: a block has experts; nearest: n_experts=8"),
+        ("block=sequential", "n_experts=4 with model.block='sequential', .*nearest: model.block=experts, or n_exp"),
+        ("bias=true", "bias=True with model.n_experts=4: experts have no biases; nearest: False"),
+        ("d_kv_latent=8", "d_kv_latent=8: this version has no latent attention; nearest: 0"),
+        ("router_scores=softmin", "'softmin' is not a choice; did you mean 'softmax'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(tmp_path, changes, message):
+    folder, given = tmp_path / "run", [f"--config.model.{change}" for change in changes.split()]
+    line = refusal("train", "--config=configs/tiny.py", f"--workdir={folder}", *MODEL, *given)
+    assert re.search(message, line) and not folder.exists()
