@@ -1,10 +1,11 @@
 """scalelab import hf DIR [--out=FOLDER]
 
-Read a Llama, Mistral, GPT-2 or DeepSeek-V2 or V3 whose layers are all dense from the files of Hugging Face's
-`transformers` (safetensors in fp32, bf16 or fp16, whole or in parts) and print the config that a run on these weights
-needs. Nothing is unpickled, no code of the folder runs, and no network is used. With --out the weights are written in
-fp32 to a folder for --init-from=FOLDER and `scalelab export`; DIR's tokenizer.json goes with them if it fits, so that
-`scalelab eval --tasks` and `scalelab sample` can read text. `scalelab train --init-from=hf:DIR` reads DIR directly.
+Read a Llama, Mistral, GPT-2, Mixtral, Qwen3-MoE, OLMoE, DeepSeek-V3 or dense DeepSeek-V2 from the files of Hugging
+Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts; experts one by one, or all of a layer in
+one tensor) and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs,
+and no network is used. With --out the weights are written in fp32 to a folder for --init-from=FOLDER and `scalelab
+export`; DIR's tokenizer.json goes with them if it fits, so that `scalelab eval --tasks` and `scalelab sample` can read
+text. `scalelab train --init-from=hf:DIR` reads DIR directly.
 
 Exit code: 0 done, 2 bad input.
 
@@ -47,5 +48,7 @@ def describe_import(values: Mapping[str, object], origin: dict, out: str | None)
         f"  params_digest {origin['digest']}",
     ]
     text += ["the config of a run that starts on them:", *(f"  config.model.{k} = {v!r}" for k, v in values.items())]
+    if left_out := origin.get("left_out"):
+        text.insert(1, f"  {left_out} tensors of layers for multi-token prediction are left out")
     start = out or f"hf:{origin['hf']}"
     return [*text, f"  config.train.init_from = {start!r}"]

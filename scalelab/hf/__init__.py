@@ -3,5 +3,6 @@
 from scalelab.hf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from scalelab.hf.gpt2 import GPT2
 from scalelab.hf.llama import LLAMA, MISTRAL
+from scalelab.hf.mixtures import MIXTRAL, OLMOE, QWEN3_MOE
 
-FORMATS = {form.name: form for form in (LLAMA, GPT2, DEEPSEEK_V3, DEEPSEEK_V2, MISTRAL)}
+FORMATS = {form.name: form for form in (LLAMA, GPT2, MISTRAL, MIXTRAL, QWEN3_MOE, OLMOE, DEEPSEEK_V3, DEEPSEEK_V2)}

@@ -7,6 +7,7 @@ checks.
 
 import hashlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 once this is imported, and only then can safetensors give it
@@ -125,11 +126,19 @@ def read_metadata(path: pathlib.Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def read_tensors(path: pathlib.Path, names: list[str]) -> Any:
-    """Yield (name, array) of each of these tensors, one at a time."""
+def read_tensors(path: pathlib.Path, names: list[str]) -> Iterator[tuple[str, tuple[int, ...], np.ndarray]]:
+    """Yield (name, index, array) of each of these tensors, one at a time; those of three axes by their first's index.
+
+    Such a tensor holds all experts of a layer.
+    """
     with safe_open(path, framework="np") as file:
         for name in names:
-            yield name, np.asarray(file.get_tensor(name))
+            tensor = file.get_slice(name)
+            if len(shape := tensor.get_shape()) < 3:
+                yield name, (), np.asarray(file.get_tensor(name))
+                continue
+            for index in range(shape[0]):
+                yield name, (index,), np.asarray(tensor[index])
 
 
 def file_sha256(path: pathlib.Path) -> str:

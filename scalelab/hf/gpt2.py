@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019) in the layout of `GPT2LMHeadModel`: ins x outs, with q, k and v fused side by side."""
 
-from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format, TensorRow
+from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format
+from scalelab.hf.places import TensorRow
 
 _LAYER = "transformer.h.{}."
 _PROJECTIONS = {

@@ -6,17 +6,29 @@ Also Mistral (Jiang et al. 2023): a Llama without biases whose layers all have o
 import dataclasses
 
 from scalelab.hf import options
-from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format, TensorRow
+from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format
+from scalelab.hf.places import TensorRow
 
-_LAYER = "model.layers.{}."
-_PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"} | {
-    f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")
-}
+LAYER = "model.layers.{}."
+ATTENTION = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"}
+MLP = {f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")}
+KINDS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}  # of every model of this family
 
-_OURS = {
-    "position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0,
-    **PLAIN_BLOCK,
-}  # fmt: skip
+_OURS = KINDS | {"qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0} | PLAIN_BLOCK
+
+
+def weights(names: dict[str, str]) -> tuple[TensorRow, ...]:
+    """Rows of the layers' weights, each outs x ins: {name in theirs: layer in ours}."""
+    return tuple(TensorRow(f"{LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in names.items())
+
+
+EMBEDDING = TensorRow("model.embed_tokens.weight", ("embed.w",))
+NORMS_AND_HEAD = (
+    TensorRow(f"{LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
+    TensorRow(f"{LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
+    TensorRow("model.norm.weight", ("final_norm.g",)),
+    TensorRow("lm_head.weight", ("head.w",), True),
+)
 
 LLAMA = Format(
     name="llama",
@@ -50,13 +62,10 @@ LLAMA = Format(
         {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.rope_constraints(shape)
     ),
     tensors=(
-        TensorRow("model.embed_tokens.weight", ("embed.w",)),
-        *(TensorRow(f"{_LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in _PROJECTIONS.items()),
-        *(TensorRow(f"{_LAYER}{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _PROJECTIONS.items()),
-        TensorRow(f"{_LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
-        TensorRow(f"{_LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
-        TensorRow("model.norm.weight", ("final_norm.g",)),
-        TensorRow("lm_head.weight", ("head.w",), True),
+        EMBEDDING,
+        *weights(ATTENTION | MLP),
+        *(TensorRow(f"{LAYER}{theirs}.bias", (f"{ours}.b",)) for theirs, ours in (ATTENTION | MLP).items()),
+        *NORMS_AND_HEAD,
     ),
     buffers=(".rotary_emb.inv_freq",),
     told=options.ROPE_KEYS,

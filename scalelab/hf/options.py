@@ -25,9 +25,10 @@ FIXED_ROPE_VALUES: dict[str, dict[str, Any]] = {
     "llama3": {"low_freq_factor": LOW, "high_freq_factor": HIGH},
     "yarn": {"beta_fast": FAST, "beta_slow": SLOW},
 }
-ALLOWED_ROPE_VALUES = {
-    "yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}
-}  # keys that config.json may have with this value only
+ALLOWED_ROPE_VALUES = {"yarn": {"truncate": True}}  # keys that config.json may have with this value only
+# Scales of yarn's factor on RoPE's numbers, and on whole logits: latent attention rotates only a part. Equal, they
+# cancel in the former.
+MSCALES = ("mscale", "mscale_all_dim")
 
 
 def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
@@ -47,13 +48,16 @@ def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
-def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
-    """Read rope's options as values of config.model. BadInput, by config.json's name, for an unsupported function."""
+def rope_from_hf(content: Mapping[str, Any], seq_len: Any, scaled: bool = False) -> dict[str, Any]:
+    """Read rope's options as values of config.model; `scaled`: yarn has both MSCALES, equal.
+
+    BadInput, by config.json's name, for an unsupported function.
+    """
     groups = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
     kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
-    scaled = {name: _values(name, group, seq_len) for name, group in groups.items()}
+    scaled = {name: _values(name, group, seq_len, scaled) for name, group in groups.items()}
     if len({repr(values) for values in scaled.values()}) > 1:
         raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in scaled.items())}: they must agree")
     return next(iter(scaled.values()), {"rope_scaling": "none"})
@@ -69,7 +73,7 @@ def _group(name: str, group: Any) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
 
 
-def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
+def _values(name: str, group: dict[str, Any], seq_len: Any, scaled: bool) -> dict[str, Any]:
     kind, rest = group["rope_type"], {key: value for key, value in group.items() if key != "rope_type"}
     if kind == "default":
         return {"rope_scaling": "none"} | _refuse(name, rest, {"partial_rotary_factor": 1.0})
@@ -87,12 +91,26 @@ def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
         FIXED_ROPE_VALUES[kind]
         | ALLOWED_ROPE_VALUES.get(kind, {})
         | {"attention_factor": None, "partial_rotary_factor": 1.0}
+        | dict.fromkeys(MSCALES)
     )
+    scale = _take_mscale(name, rest) if scaled and kind == "yarn" else {}
     if kind == "llama3" and (missing := [key for key in FIXED_ROPE_VALUES[kind] if key not in rest]):
         raise BadInput(f"{name}.{missing[0]} is missing")
     _refuse(name, rest, known)
-    values = {"rope_scaling": kind, "rope_factor": float(factor)}
+    values = {"rope_scaling": kind, "rope_factor": float(factor), **scale}
     return values | ({"rope_original": original} if kind in KINDS_WITH_ORIGINAL else {})
+
+
+def _take_mscale(name: str, rest: dict[str, Any]) -> dict[str, Any]:
+    """Take both MSCALES out of `rest`, as `rope_mscale`."""
+    first, second = (rest.pop(key, None) for key in MSCALES)
+    is_number = isinstance(first, int | float) and not isinstance(first, bool) and 0 < first <= 1e3
+    if not is_number or first != second:
+        raise BadInput(
+            f"{name}.{MSCALES[0]}={repr(first)[:40]} and {MSCALES[1]}={repr(second)[:40]}: with yarn both must be one "
+            "positive number"
+        )
+    return {"rope_mscale": float(first)}
 
 
 def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

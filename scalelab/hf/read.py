@@ -15,17 +15,22 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.config import ModelShape
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.hf import FORMATS, files
 from scalelab.hf.files import CONFIG_FILE, TensorHeader
-from scalelab.hf.formats import Format, TensorPlace, from_hf_config, tensor_places
+from scalelab.hf.formats import Format, from_hf_config, keys_without_effect
+from scalelab.hf.mixtures import sparse_layers
 from scalelab.hf.options import KINDS_WITH_ORIGINAL
+from scalelab.hf.places import TensorPlace, all_declarations, tensor_places
 from scalelab.model.block import forward_multipliers
 from scalelab.model.declare import named_leaves
-from scalelab.model.transformer import Params, parameter_declarations
+from scalelab.model.transformer import Params, variable_declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
 HEAD_TENSOR = "lm_head.weight"
+FUSED_TENSOR = ".experts.gate_up_proj"  # ending of a tensor's name where one holds all experts of a layer
+MOST_LAYERS_BEYOND = 100
 # Parts of names from torch's wrappers, which hold the model in an attribute of that name.
 WRAPPERS = {
     "_orig_mod.": "torch.compile module", "module.": "DistributedDataParallel or DataParallel",
@@ -36,7 +41,10 @@ LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # metadata by 
 
 @dataclasses.dataclass(frozen=True)
 class ExaminedFolder:
-    """An examined folder: `config` is the default tree with its model; `headers` and `places` have the same names."""
+    """An examined folder: `config` is the default tree with its model; `headers` and `places` have the same names.
+
+    `left_out`: tensors of layers behind the model's last, for multi-token prediction.
+    """
 
     folder: pathlib.Path
     form: Format
@@ -44,6 +52,7 @@ class ExaminedFolder:
     places: dict[str, TensorPlace]
     headers: dict[str, TensorHeader]
     tied_copy: TensorHeader | None  # head of a tied model, if the file repeats it
+    left_out: tuple[str, ...] = ()
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -58,7 +67,8 @@ class ExaminedFolder:
         made = {key: text[f"scalelab.{key}"][:200] for key in LINEAGE_KEYS if f"scalelab.{key}" in text}
         facts = {"hf": str(self.folder), "format": self.form.name, "dtypes": self.dtypes}
         facts["files"] = {path.name: files.file_sha256(path) for path in used}
-        return facts | ({"exported_from": made} if made else {})
+        left_out = {"left_out": len(self.left_out)} if self.left_out else {}
+        return facts | left_out | ({"exported_from": made} if made else {})
 
 
 def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
@@ -73,12 +83,17 @@ def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
         values = from_hf_config(form, content)
         _refuse_absurd(form, values, headers)
         config = _config(values)
+        shape = config_lib.static(config).model
+        fused = any(name.endswith(FUSED_TENSOR) for name in headers)
+        _refuse_many_experts(shape, headers, fused)
+        left_out = _layers_beyond(form, content, shape.n_layers, headers)
     except BadInput as mistake:
         raise BadInput(f"{path}: {mistake}") from None
-    expected = tensor_places(form, config_lib.static(config).model)
+    expected = tensor_places(form, shape, form.fused if fused else form.tensors)
+    headers = {name: header for name, header in headers.items() if name not in left_out}
     tied_copy = headers.pop(HEAD_TENSOR) if HEAD_TENSOR in headers and HEAD_TENSOR not in expected else None
     _refuse_others(folder, expected, headers)
-    return ExaminedFolder(folder, form, config, expected, headers, tied_copy)
+    return ExaminedFolder(folder, form, config, expected, headers, tied_copy, left_out)
 
 
 def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
@@ -87,10 +102,11 @@ def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
         raise BadInput(
             f"{path}: model_type={kind!r} is not a format that can be read{nearest_hint(str(kind), FORMATS)}"
         )
+    form = FORMATS[kind]
     for key in ("auto_map", "quantization_config"):
-        if content.get(key):
+        if content.get(key) and not (key == "auto_map" and content[key] == form.code):
             raise BadInput(f"{path}: {key} is set: custom code and quantized weights are not read")
-    return FORMATS[kind]
+    return form
 
 
 def _named(form: Format, headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
@@ -105,13 +121,33 @@ def _refuse_absurd(form: Format, values: Mapping[str, Any], headers: Mapping[str
     held, most = sum(int(np.prod(header.shape, dtype=object)) for header in headers.values()), 2**31 - 1
     fp32 = float(np.finfo(np.float32).max)
     # with rope no tensor depends on seq_len
-    limits = {"n_layers": len(headers), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
+    limits = {"n_layers": len(headers), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32, "router_scale": fp32}
     for ours, names in form.keys.items():
-        value, limit = values[ours], limits.get(ours, min(held, most))
+        value, limit = values.get(ours), limits.get(ours, min(held, most))
         if isinstance(value, int | float) and value > limit:
             raise BadInput(
                 f"{names[0]}={value} is beyond {limit:g}; there are {len(headers)} tensors of {held} numbers"
             )
+
+
+def _refuse_many_experts(shape: ModelShape, headers: Mapping[str, TensorHeader], fused: bool) -> None:
+    """Refuse more experts than there are tensors, before a place is made for each."""
+    layers = sum(sparse_layers(shape)) if shape.n_experts else 0
+    if layers * (1 if fused else shape.n_experts) > len(headers):
+        raise BadInput(
+            f"{layers} layers of {shape.n_experts} experts each are more than the files' {len(headers)} tensors"
+        )
+
+
+def _layers_beyond(
+    form: Format, content: Mapping[str, Any], n_layers: int, headers: Mapping[str, TensorHeader]
+) -> tuple[str, ...]:
+    """Names of the tensors of the layers that `form.beyond` counts."""
+    count = (form.beyond and content.get(form.beyond)) or 0
+    if not isinstance(count, int) or not 0 <= count <= MOST_LAYERS_BEYOND:
+        raise BadInput(f"{form.beyond}={repr(count)[:40]} is not a number of layers from 0 to {MOST_LAYERS_BEYOND}")
+    prefixes = tuple(f"{form.prefix}layers.{n_layers + i}." for i in range(count))
+    return tuple(name for name in headers if name.startswith(prefixes)) if prefixes else ()
 
 
 def _config(values: Mapping[str, Any]) -> ConfigDict:
@@ -155,18 +191,18 @@ def _refuse_wrapped(
 def load_params(source: ExaminedFolder) -> Params:
     """Load the parameters as fp32 numpy arrays. BadInput if one is not finite, or a tied head is not the embedding."""
     shape = config_lib.static(source.config).model
-    leaves = {name: np.empty(d.shape, np.float32) for name, d in named_leaves(parameter_declarations(shape)).items()}
+    leaves = {name: np.empty(d.shape, np.float32) for name, d in all_declarations(shape).items()}
     by_file: dict[pathlib.Path, dict[str, TensorPlace]] = {}
     for name, header in source.headers.items():
         by_file.setdefault(header.file, {})[header.name] = source.places[name]
     for path, wanted in by_file.items():
-        for name, tensor in files.read_tensors(path, list(wanted)):
-            values = tensor.astype(np.float32)
+        for name, index, tensor in files.read_tensors(path, list(wanted)):
+            values = tensor.astype(np.float32, copy=False)
             if not np.isfinite(values).all():
                 raise BadInput(f"{path}: {name} holds values that are not finite")
-            wanted[name].unpack(values, leaves)
+            wanted[name].unpack(values, leaves, index)
     if source.tied_copy:
-        ((_, head),) = files.read_tensors(source.tied_copy.file, [HEAD_TENSOR])
+        ((_, _, head),) = files.read_tensors(source.tied_copy.file, [HEAD_TENSOR])
         if not np.array_equal(head.astype(np.float32), leaves["embed.w"]):
             raise BadInput(
                 f"{source.folder}: {HEAD_TENSOR} differs from the embedding that its {CONFIG_FILE} ties it to"
@@ -185,6 +221,31 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
     return tree
 
 
+def add_variables(params: Params, shape: ModelShape) -> Params:
+    """`params` with every variable of the model that a file does not hold, such as a load, as a new run has it."""
+    leaves = {
+        name: np.full(variable.shape, variable.fill, variable.dtype)
+        for name, variable in named_leaves(variable_declarations(shape)).items()
+    }
+    return _nested(leaves | named_leaves(params))
+
+
+def _describe_bias(source: ExaminedFolder, ours: ConfigDict) -> list[str]:
+    """One line if the run's experts have a bias and the folder's not, or the other way."""
+    rate, theirs = ours.balance_rate, source.config.model
+    if not ours.n_experts or not theirs.n_experts or bool(rate) == bool(theirs.balance_rate):
+        return []
+    if rate:
+        return [
+            f"model.balance_rate={rate!r} moves a bias of the experts, and there is none: {source.form.name} has no "
+            "e_score_correction_bias; nearest: model.balance_rate=0 (and model.balance_weight, a loss)"
+        ]
+    return [
+        "model.balance_rate=0.0 has no bias of the experts, and there is one (e_score_correction_bias); nearest: "
+        f"model.balance_rate={theirs.balance_rate:g}, or 1e-12, with which it rests"
+    ]
+
+
 def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
     """Raise BadInput, with both sides of every differing value, if the run's model is not the folder's.
 
@@ -193,10 +254,12 @@ def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
     theirs, ours, differ = source.config.model, config.model, []
     free = {"seq_len"} if theirs.position == "rope" else set()
     free |= {"rope_original"} if theirs.rope_scaling not in KINDS_WITH_ORIGINAL else set()
+    free |= {"balance_rate", *(keys_without_effect(ours) & keys_without_effect(theirs))}
     for key in dict.fromkeys((*source.form.keys, *source.form.ours, *source.form.told, "n_kv_heads", "d_head")):
         if ours[key] != theirs[key] and key not in free:
             named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""
             differ.append(f"model.{key}={ours[key]!r}, there it is {theirs[key]!r}{named}")
+    differ += _describe_bias(source, ours)
     if multiplied := forward_multipliers(config_lib.static(config).model):
         bases = ", ".join(f"{key}={value:g}" for key, value in config.parametrization.items() if key != "name")
         differ.append(

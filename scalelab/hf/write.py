@@ -18,11 +18,14 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.git import VERSION
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
-from scalelab.hf.formats import Format, TensorPlace, tensor_places, to_hf_config, unsupported_keys
+from scalelab.hf.formats import Format, to_hf_config, unsupported_keys
+from scalelab.hf.mixtures import BIAS
+from scalelab.hf.places import TensorPlace, tensor_places
 from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
 from scalelab.model.block import forward_multipliers
-from scalelab.model.declare import named_leaves
-from scalelab.model.transformer import Params
+from scalelab.model.declare import named_leaves, with_variables
+from scalelab.model.stacks import BLOCKS, is_stack
+from scalelab.model.transformer import Params, variable_declarations
 from scalelab.record import records
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -44,8 +47,13 @@ class WrittenModel:
 
 
 def find_format(shape: ModelShape) -> Format:
-    """Find the format that can express this shape; BadInput with every key that the nearest one can't express."""
+    """Find the format that can express this shape; BadInput with every key that the nearest one can't express.
+
+    Named are formats with experts if the shape has some, and without if not; likewise of latent attention.
+    """
     wrong = {name: unsupported_keys(form, shape) for name, form in FORMATS.items()}
+    of_kind = {name: keys for name, keys in wrong.items() if not {"n_experts", "d_kv_latent"} & set(keys)}
+    wrong = of_kind or wrong
     best = min(wrong, key=lambda name: len(wrong[name]))
     if not wrong[best]:
         return FORMATS[best]
@@ -62,12 +70,39 @@ def fold_multipliers(shape: ModelShape, params: Params) -> tuple[Params, dict[st
     Each weight is rounded once, or not at all if the factor is a power of two.
     """
     factors = forward_multipliers(shape)
+    folded = {}
 
     def scaled(path: Any, leaf: Any) -> Any:
-        factor = factors.get(jax.tree_util.keystr(path[:-1], simple=True, separator="."))
-        return leaf if factor is None else np.asarray(leaf) * np.float32(factor)
+        layer = jax.tree_util.keystr(path[:-1], simple=True, separator=".")
+        group, _, rest = layer.partition(".")
+        factor = factors.get(f"{BLOCKS}.{rest}" if is_stack(group) else layer)
+        if factor is None:
+            return leaf
+        folded[layer] = factor
+        return np.asarray(leaf) * np.float32(factor)
 
-    return jax.tree_util.tree_map_with_path(scaled, params), factors
+    return jax.tree_util.tree_map_with_path(scaled, params), folded
+
+
+def settle_bias(form: Format, shape: ModelShape, params: Params) -> tuple[ModelShape, Params]:
+    """(shape, parameters) whose experts have a bias if the format has a place for it: zero where there was none.
+
+    BadInput, with its size, if the format has no place and the bias is not zero.
+    """
+    if not shape.n_experts:
+        return shape, params
+    if any(BIAS in row.ours for row in form.tensors):
+        shape = shape if shape.balance_rate else dataclasses.replace(shape, balance_rate=1.0)
+        zeros = jax.tree.map(lambda v: np.zeros(v.shape, v.dtype), variable_declarations(shape))
+        return shape, with_variables(zeros, params)
+    ending = BIAS.removeprefix(BLOCKS)
+    sizes = {name: np.abs(leaf).max() for name, leaf in named_leaves(params).items() if name.endswith(ending)}
+    if largest := max(sizes.values(), default=0):
+        raise BadInput(
+            f"{form.name} has no place for the experts' bias, which is up to {largest:g} here (model.balance_rate="
+            f"{shape.balance_rate:g}): without it tokens would go to other experts; deepseek_v3 alone has one"
+        )
+    return shape, params
 
 
 def write_model(
@@ -85,10 +120,11 @@ def write_model(
     take it.
     """
     form = find_format(shape)
-    where = tensor_places(form, shape)
+    with_bias, params = settle_bias(form, shape, jax.device_get(params))
+    where = tensor_places(form, with_bias)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
-    params, folded = fold_multipliers(shape, jax.device_get(params))
+    params, folded = fold_multipliers(shape, params)
     lineage = {**lineage, "scalelab": VERSION, "dtype": dtype, "folded": folded}
     texts, specials = tokenizer_files(tokenizer, shape.seq_len) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")
@@ -118,15 +154,16 @@ def _write_tensors(
     largest_file_bytes: int,
 ) -> dict[str, int]:
     """Write every tensor, a file at a time; returns their sizes in bytes."""
-    leaves, kind = named_leaves(params), np.dtype(DTYPES[dtype])
-    sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
+    leaves = named_leaves(params)
+    kinds = {name: np.dtype(np.float32 if place.exact else DTYPES[dtype]) for name, place in where.items()}
+    sizes = {name: int(np.prod(place.shape)) * kinds[name].itemsize for name, place in where.items()}
     # transformers reads "format"; the rest is ours. Metadata must be text.
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
     groups = list(_groups(sizes, largest_file_bytes))
     index: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         name = WEIGHTS_FILE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
-        save_file({t: where[t].pack(leaves).astype(kind) for t in group}, draft / name, metadata)
+        save_file({t: where[t].pack(leaves).astype(kinds[t]) for t in group}, draft / name, metadata)
         index |= dict.fromkeys(group, name)
     if len(groups) > 1:
         content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}

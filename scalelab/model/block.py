@@ -33,7 +33,7 @@ from scalelab.model.layers import (
     projection_init,
 )
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
-from scalelab.model.stacks import UNIFORM_LAYERS, LayerFlags
+from scalelab.model.stacks import UNIFORM_LAYERS, LayerFlags, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, describe_bad_sum, give_sum
 from scalelab.precision.policy import Policy, array_dtype
@@ -66,7 +66,9 @@ def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m_d (tied
     head or not), and a block's last products take 1/m_L. Factors of one are left out.
     """
-    last = ("attention.o", *(("experts.down", "experts.shared.down") if shape.n_experts else ("mlp.down",)))
+    kinds = {stack.block for stack in stacks(shape)}
+    routed = ("experts.down", "experts.shared.down") if "experts" in kinds else ()
+    last = ("attention.o", *routed, *(("mlp.down",) if kinds - {"experts"} else ()))
     queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
     factors = {
         f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,

@@ -9,13 +9,19 @@ from scalelab import config as config_lib
 from scalelab.config import ModelShape
 from scalelab.configs import base
 from scalelab.data.tokenizers.tokenizer import id_tokenizer
+from scalelab.hf.places import all_declarations
 from scalelab.model import transformer
-from scalelab.model.declare import named_leaves
-from scalelab.model.transformer import parameter_declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
 STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
 LATENT = {"d_kv_latent": 16, "d_head_rope": 6, "d_head_value": 10}
+ROUTED = {"block": "experts", "n_experts": 6, "d_expert": 24}
+NO_BIAS = {"balance_rate": 0.0}
+DEEPSEEK = {
+    "d_kv_latent": 8, "d_q_latent": 12, "d_head": 6, "d_head_rope": 4, "d_head_value": 5, "d_ff": 40,
+    "block": "sequential=1,experts=2", "n_experts": 8, "d_expert": 24, "experts_per_token": 3, "n_shared_experts": 2,
+    "router_scores": "sigmoid", "router_scale": 1.5, "router_groups": 4, "router_groups_per_token": 2,
+}  # fmt: skip
 MODELS = {
     "llama_grouped": (
         base.llama(32, 2, 4),
@@ -44,8 +50,31 @@ MODELS = {
         0,
     ),
     "deepseek_mup": (base.llama(32, 2, 4), {"tied_head": True, **LATENT}, 16),
+    "mixtral": (base.llama(32, 2, 4), {"n_kv_heads": 2, "window": 5, "rope_theta": 1e6, **ROUTED, **NO_BIAS}, 0),
+    "qwen3_moe": (
+        base.llama(32, 3, 4),
+        {"d_head": 6, "n_kv_heads": 2, "d_ff": 40, "qk_norm": True, **ROUTED, **NO_BIAS}
+        | {"experts_per_token": 3, "block": "experts=1,sequential=1,experts=1"},
+        0,
+    ),
+    "olmoe": (
+        base.llama(32, 2, 4),
+        {"n_kv_heads": 2, "qk_norm": True, "qk_norm_over": "projection", "norm_eps": 1e-5, **ROUTED, **NO_BIAS}
+        | {"router_renormalize": False},
+        0,
+    ),
+    "deepseek_v3": (base.llama(32, 3, 4), DEEPSEEK, 0),
+    "deepseek_v3_yarn": (
+        base.llama(32, 2, 4),
+        DEEPSEEK
+        | {"rope_scaling": "yarn", "rope_factor": 8.0, "seq_len": 512, **STRETCHED}
+        | {"block": "experts", "d_q_latent": 0, "router_renormalize": False, "tied_head": True},
+        0,
+    ),
+    "deepseek_v3_completep": (base.llama(32, 3, 4), DEEPSEEK, 12),
 }
-
+TEXTS = ("olmoe", "deepseek_v3")  # those that also continue a text, with bytes for tokens
+PROMPT, NEW_TOKENS = "def add(a, b):\n", 24
 
 NONE = id_tokenizer(SMALL["vocab_size"])  # no tokenizer; 0 ends a document
 
@@ -58,7 +87,8 @@ def config(name: str, **changes):
     with tree.ignore_type():
         tree.model.update(SMALL | values | changes)
     if base_width:
-        tree.parametrization.name, tree.parametrization.base_width = "mup", base_width
+        kind = "completep" if name.endswith("completep") else "mup"
+        tree.parametrization.name, tree.parametrization.base_width = kind, base_width
     return config_lib.resolve(tree)
 
 
@@ -67,12 +97,13 @@ def shape(name: str, **changes) -> ModelShape:
 
 
 def params(shape: ModelShape, seed: int = 0) -> dict:
-    """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not
-    0.
+    """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2 or 1/5, gains about 1,
+    biases not 0, that of experts' ranks among them.
     """
     rng, tree = np.random.default_rng(seed), {}
-    for name, declared in named_leaves(parameter_declarations(shape)).items():
-        std = 0.5 if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
+    for name, declared in all_declarations(shape).items():
+        table = 0.2 if shape.n_experts else 0.5
+        std = table if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
         leaf = rng.normal(1.0 if declared.role == "gain" else 0.0, std, declared.shape).astype(np.float32)
         *path, last = name.split(".")
         place = tree

@@ -15,7 +15,7 @@ from scalelab.evaluate import evaluations, subject
 from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
-from scalelab.hf.formats import IRRELEVANT_KEYS
+from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
 from scalelab.hf.write import DTYPES, WrittenModel, write_model
 from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
 from scalelab.untrusted.paths import describe_link
@@ -144,10 +144,11 @@ class Imported:
 
 @check_arguments(out=optional(FOLDER))
 def import_hf(folder: Path, out: Path | None = None) -> Imported:
-    """Read a model in the layout of `transformers`, and with `out` write its weights (`scalelab import hf`)."""
+    """Read a model of `transformers`, dense or a mixture, and with `out` write its weights (`scalelab import hf`)."""
     weights = load_hf_weights(pathlib.Path(folder))
     tokenizer, why = load_hf_tokenizer(pathlib.Path(folder), weights.shape.vocab_size)
     if out:
         write_weights(pathlib.Path(out), weights, tokenizer)
-    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT_KEYS}
+    hidden = {*IRRELEVANT_KEYS, *keys_without_effect(weights.shape)}
+    values = {key: value for key, value in weights.config.model.items() if key not in hidden}
     return Imported(values, weights.origin, str(out) if out else None, tokenizer, why)

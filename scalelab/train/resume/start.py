@@ -204,8 +204,9 @@ def check_initial_weights(source: str) -> None:
 def _load_foreign_weights(config: ConfigDict) -> Weights:
     source = read.examine_folder(pathlib.Path(config.train.init_from.removeprefix(HF_PREFIX)))
     read.check_same_model(source, config)
-    params = read.load_params(source)
-    return params, source.origin() | {"digest": state.params_digest(params)}
+    loaded = read.load_params(source)
+    params = read.add_variables(loaded, config_lib.static(config).model)
+    return params, source.origin() | {"digest": state.params_digest(loaded)}
 
 
 def start_from_weights(run: Run, weights: Weights) -> Params:

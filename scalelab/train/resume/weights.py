@@ -92,7 +92,7 @@ def _mean_weights(source: str, ema: bool, last: int) -> Weights:
 
 
 def load_hf_weights(folder: pathlib.Path) -> Weights:
-    """The weights of a Llama, Mistral or GPT-2 in transformers' files; BadInput for whatever else is there."""
+    """The weights of a model in transformers' files (`hf.FORMATS`); BadInput for whatever else is there."""
     source = read.examine_folder(folder)
     params = read.load_params(source)
     return Weights(source.config, params, source.origin() | {"digest": state.params_digest(params)})

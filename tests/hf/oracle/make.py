@@ -39,7 +39,20 @@ def write(folder, beginning=""):
     for name in (name for name in examples.MODELS if name.startswith(beginning)):
         shape = examples.shape(name)
         write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
+    for name in (name for name in examples.TEXTS if name.startswith(beginning)):
+        write_text_model(folder / "texts" / name, name)
     np.save(folder / "tokens.npy", examples.tokens())
+
+
+def write_text_model(folder, name):
+    """Our side: an example whose tokens are bytes, with its tokenizer, and the prompt in its lineage."""
+    from scalelab.data.tokenizers.tokenizer import byte_tokenizer
+    from scalelab.hf.write import write_model
+    from tests.hf import examples
+
+    shape = examples.shape(name, vocab_size=256, seq_len=64)
+    lineage = {"run": name, "step": 0, "prompt": examples.PROMPT, "tokens": examples.NEW_TOKENS}
+    write_model(folder, shape, examples.params(shape), lineage, tokenizer=byte_tokenizer())
 
 
 def ask(folder):
@@ -52,7 +65,7 @@ def ask(folder):
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     before = json.loads((HERE / "answers.json").read_text())
     answers, asked = {**np.load(HERE / "answers.npz"), "tokens": tokens}, before["exported"]
-    exported = sorted(path for path in folder.iterdir() if path.is_dir())
+    exported = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "texts")
     for path in [*exported, *_own_models(torch, transformers)]:
         model, problems = transformers.AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, output_loading_info=True
@@ -70,7 +83,29 @@ def ask(folder):
                 "versions": versions,
             }
     np.savez_compressed(HERE / "answers.npz", **answers)
-    (HERE / "answers.json").write_text(json.dumps({"versions": before["versions"], "exported": asked}, indent=1) + "\n")
+    texts = before.get("texts", {}) | _continue_texts(torch, transformers, folder / "texts")
+    content = {"versions": before["versions"], "exported": asked, "texts": texts}
+    (HERE / "answers.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _continue_texts(torch, transformers, folder):
+    """The ids with which each model greedily goes on after the beginning of a document; the hash of its tensors."""
+    from safetensors.numpy import load_file
+
+    texts = {}
+    for path in sorted(folder.iterdir()) if folder.exists() else []:
+        lineage = json.loads((path / "scalelab.json").read_text())
+        prompt, count = lineage["prompt"], lineage["tokens"]
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(prompt)["input_ids"]]])
+        mask = torch.ones_like(ids)
+        out = model.eval().generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=count, max_length=None
+        )  # fmt: skip
+        tensors = digest(load_file(path / "model.safetensors"))
+        texts[path.name] = {"tensors": tensors, "ids": out[0, ids.shape[1] :].tolist()}
+    return texts
 
 
 def write_tokenizers(folder):
@@ -126,7 +161,9 @@ def text_digest(folder):
 def _own_models(torch, transformers):
     """Of those that are not here yet: none of their parameters is 0 or 1.
 
-    A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models in fp32 with all layers dense.
+    A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models in fp32 with all layers dense;
+    mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5 holds it: the experts of a layer
+    in two tensors.
     """
     llama = transformers.LlamaConfig(
         vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -146,19 +183,39 @@ def _own_models(torch, transformers):
     v3 = transformers.DeepseekV3Config(
         **latent, q_lora_rank=14, num_mtp_layers=0, rope_parameters=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0}
     )
-    for config, dtype, part in (
-        (llama, torch.bfloat16, "8KB"), (gpt2, torch.float32, "1GB"), (v2, torch.float32, "1GB"),
-        (v3, torch.float32, "1GB"),
-    ):  # fmt: skip
-        if (HERE / f"their_{config.model_type}").exists():
+    small = {"vocab_size": 48, "hidden_size": 24, "num_attention_heads": 4, "max_position_embeddings": 16}
+    small |= {"num_experts_per_tok": 2, "eos_token_id": None}
+    mixtral = transformers.MixtralConfig(
+        **small, num_hidden_layers=2, num_key_value_heads=2, intermediate_size=16, num_local_experts=5,
+        sliding_window=6,
+    )  # fmt: skip
+    qwen = transformers.Qwen3MoeConfig(
+        **small, num_hidden_layers=3, num_key_value_heads=2, head_dim=8, intermediate_size=20, norm_topk_prob=True,
+        moe_intermediate_size=16, num_experts=5, mlp_only_layers=[0], rope_theta=1e6,
+    )  # fmt: skip
+    olmoe = transformers.OlmoeConfig(**small, num_hidden_layers=2, intermediate_size=16, num_experts=5, pad_token_id=0)
+    deepseek = transformers.DeepseekV3Config(
+        **small, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=16, n_routed_experts=8, n_group=4,
+        topk_group=2, q_lora_rank=12, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5,
+        num_key_value_heads=4, first_k_dense_replace=1, n_shared_experts=2,
+    )  # fmt: skip
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for name, config, dtype, part in (
+        *(("llama", llama, bf16, "8KB"), ("gpt2", gpt2, fp32, "1GB")),
+        *(("deepseek_v2", v2, fp32, "1GB"), ("deepseek_v3_dense", v3, fp32, "1GB"), ("mixtral", mixtral, fp32, "1GB")),
+        *(("qwen3_moe", qwen, bf16, "20KB"), ("olmoe", olmoe, fp32, "1GB"), ("deepseek_v3", deepseek, fp32, "1GB")),
+    ):
+        folder = HERE / f"their_{name}"
+        if folder.exists():
             continue
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)
+        size = 0.2 if config in (mixtral, qwen, olmoe, deepseek) else 0.3
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
-        folder = HERE / f"their_{config.model_type}"
-        model.to(dtype).save_pretrained(folder, max_shard_size=part)
+            biases = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            for parameter in (*model.parameters(), *biases):
+                parameter.add_(size * torch.randn_like(parameter))
+        model.to(dtype).save_pretrained(folder, max_shard_size=part, save_original_format=config is not olmoe)
         yield folder
 
 
