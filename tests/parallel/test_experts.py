@@ -19,7 +19,7 @@ from scalelab.jaxprs import live_equations
 from scalelab.model.experts.exchange import Buffers, size_buffers
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
-from scalelab.sharding import BATCH_AXES, spec_of
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step.gradients import compute_gradients
 from tests.train.runs import ROOT
 
