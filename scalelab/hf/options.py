@@ -57,10 +57,10 @@ def rope_from_hf(content: Mapping[str, Any], seq_len: Any, scaled: bool = False)
     kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
-    scaled = {name: _values(name, group, seq_len, scaled) for name, group in groups.items()}
-    if len({repr(values) for values in scaled.values()}) > 1:
-        raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in scaled.items())}: they must agree")
-    return next(iter(scaled.values()), {"rope_scaling": "none"})
+    read = {name: _values(name, group, seq_len, scaled) for name, group in groups.items()}
+    if len({repr(values) for values in read.values()}) > 1:
+        raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in read.items())}: they must agree")
+    return next(iter(read.values()), {"rope_scaling": "none"})
 
 
 def _group(name: str, group: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def walk(jaxpr):
 @functools.cache
 def equations_of_gradient(remat):
     """Of the gradient of a model with experts on the mesh LAYOUT, traced for no device."""
-    static, h = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)
+    static, _ = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)
     mesh = AbstractMesh(
         tuple(getattr(LAYOUT, axis) for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)
     )
