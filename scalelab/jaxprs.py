@@ -9,15 +9,18 @@ from typing import Any
 import jax
 import jax.extend
 
+RAGGED = "ragged_dot_general"  # rows in groups, each with a matrix of its own
+PRODUCTS = ("dot_general", RAGGED)
+
 
 def matmul_flops(jaxpr: Any) -> float:
-    """FLOPs of all `dot_general`s of a jaxpr; bodies of scans count times their length.
+    """FLOPs of all matrix products of a jaxpr (`PRODUCTS`); bodies of scans count times their length.
 
     XLA's own analysis isn't used: it counts a scan's body once. ValueError for a loop of unknown length.
     """
     total = 0.0
     for equation in live_equations(jaxpr):
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name in PRODUCTS:
             total += dot_flops(equation)
         elif equation.primitive.name == "while":
             raise ValueError("a while loop's length is not in the program, so its FLOPs can't be counted")
@@ -40,10 +43,25 @@ def live_equations(jaxpr: Any) -> list[Any]:
 
 
 def dot_flops(equation: Any) -> float:
-    """FLOPs of one `dot_general`: two per multiplication."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
+    """FLOPs of one product: two per multiplication. Of a ragged one each row is multiplied with its group alone.
+
+    That is what a ragged product needs: where a compiler makes a dense product of it, the chip does more.
+    """
+    contracted, groups = _contracted(equation), 1
     left, out = equation.invars[0].aval, equation.outvars[0].aval
-    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
+    if equation.primitive.name == RAGGED:
+        (ragged,) = equation.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+        groups = equation.invars[2].aval.shape[-1] if ragged in contracted else 1  # the result has one of each group
+    return 2.0 * math.prod(out.shape) / groups * math.prod(left.shape[i] for i in contracted)
+
+
+def _contracted(equation: Any) -> Sequence[int]:
+    """The dimensions of a product's left operand that are summed."""
+    if equation.primitive.name == RAGGED:
+        (contracted, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    else:
+        (contracted, _), _ = equation.params["dimension_numbers"]
+    return contracted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +81,7 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Dot:
-    """One `dot_general` of a program: `contracted` entries are summed; `result` is the id of its `Value`.
+    """One product of a program: `contracted` entries are summed; `result` is the id of its `Value`.
 
     `repeated`: whether it is in a loop, whose length `flops` includes. `scope`: its modules, as flax names them.
     """
@@ -85,7 +103,7 @@ STRUCTURAL = (
 
 
 def trace_dots(jaxpr: Any, names: Sequence[str]) -> tuple[Dot, ...]:
-    """Trace each `dot_general` of a jaxpr whose result is used, with the origins of its operands; `names`: the inputs'.
+    """Trace each product of a jaxpr whose result is used, with the origins of its operands; `names`: the inputs'.
 
     Bodies of loops are walked once, and their products count as often as a scan runs. ValueError for a product in a
     loop of unknown length.
@@ -125,7 +143,7 @@ class _Walk:
     def apply(self, equation: Any, given: list[Value], times: int, scope: str) -> list[Value]:
         """Walk an equation with these inputs; returns its outputs."""
         name, inner = equation.primitive.name, list(jax.extend.core.jaxprs_in_params(equation.params))
-        if name == "dot_general":
+        if name in PRODUCTS:
             return [self.multiply(equation, given, times, scope)]
         if name in STRUCTURAL:
             return [given[0]]
@@ -143,9 +161,8 @@ class _Walk:
         return [dataclasses.replace(joined, id=self.fresh(), dots=dots) for _ in equation.outvars]
 
     def multiply(self, equation: Any, given: list[Value], times: int, scope: str) -> Value:
-        left, right = given
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        size = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+        left, right = given[:2]
+        size = math.prod(equation.invars[0].aval.shape[i] for i in _contracted(equation))
         result, number = self.fresh(), len(self.dots)
         self.dots.append(Dot(number, times * dot_flops(equation), size, (left, right), result, times > 1, scope))
         return Value(result, None, left.inputs | right.inputs, frozenset([number]))

@@ -89,11 +89,12 @@ STANDS_FOR_ANY = re.compile(
     r"(.*/)?(mine|my|twin|target|gpu|[A-Z]+)\.(py|md)|[A-Z]/.*"
 )  # what users and commands write
 OF_OTHERS = {
-    "OLMo-3-1025-32B-pretrain.py", "OLMo-3-1025-7B-pretrain-1.py", "a/__init__.py", "data/README.md",
-    "data/openwebtext/prepare.py", "docs/reports/marin-32b-retro.md", "docs/reports/marin-8b-retro.md", "encoder.py",
-    "json.py", "llama3_h100_202412_torchtitan.md", "marin-32b-retro.md", "marin-8b-retro.md", "matplotlib.py",
-    "megatron/core/datasets/indexed_dataset.py", "modeling_rope_utils.py", "olmo_core/nn/transformer/config.py",
-    "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md", "tiktoken_ext/openai_public.py",
+    "OLMo-3-1025-32B-pretrain.py", "OLMo-3-1025-7B-pretrain-1.py", "README_WEIGHTS.md", "a/__init__.py",
+    "configuration_deepseek.py", "data/README.md", "data/openwebtext/prepare.py", "docs/reports/marin-32b-retro.md",
+    "docs/reports/marin-8b-retro.md", "encoder.py", "json.py", "llama3_h100_202412_torchtitan.md",
+    "marin-32b-retro.md", "marin-8b-retro.md", "matplotlib.py", "megatron/core/datasets/indexed_dataset.py",
+    "modeling_rope_utils.py", "olmo_core/nn/transformer/config.py", "scaling/laws.py", "scaling/shared.py",
+    "text/pretraining/README.md", "tiktoken_ext/openai_public.py",
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Published recipes as configs, and one safe recipe of their common choices: `scalelab recipe` lists them.
 
-Beside `get_config()` a recipe defines PUBLISHED, its source's numbers of parameters (`total`, or another convention of
-`scalelab/model/count.py`), `tokens` and training `flops`; a whole number is exact, a float rounded as printed.
+Beside `get_config()` a recipe defines PUBLISHED, its source's numbers of parameters (`total`, `active`, or another
+convention of `scalelab/model/count.py`), `tokens` and training `flops`; a whole number is exact, a float rounded as
+printed. ACTIVE_WITHOUT names groups of parameters that the published `active` leaves out, such as the embedding.
 NOT_REPRODUCED lists features of the original that this trainer lacks. Each choice has its source on its line; "ours"
 marks values that nobody published, and "from memory" values that could not be looked up.
 """

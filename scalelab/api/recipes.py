@@ -41,10 +41,11 @@ def recipe(name: str) -> RecipeShown:
         "summary": chosen.summary,
         "path": str(chosen.path),
         "choices": [vars(choice) for choice in recipes.list_choices(chosen)],
-        "parameters": count.count_parameters(shape),
+        "params": count.count_parameters(shape),
         "tokens": tokens,
         "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
         "published": chosen.published,
+        "active_without": list(chosen.active_without),
         "schedule": schedule_steps.describe_schedule(config),
         "not_reproduced": list(chosen.not_reproduced),
     }

@@ -104,14 +104,19 @@ def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
     def published(key: str) -> str:
         value = recipe.published.get(key)
         exact = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if value else ""
-        return f" (published: {exact})" if exact else ""
+        without = (
+            f", without {' and '.join(recipe.active_without)}" if key == "active" and recipe.active_without else ""
+        )
+        return f" (published: {exact}{without})" if exact else ""
 
-    parameters = [f"{name} {n:,}{published(name)}" for name, n in result["parameters"].items()]
+    parameters = [f"{name} {n:,}{published(name)}" for name, n in result["params"].items()]
     flops = [f"{name} {each:.4g}" for name, each in result["flops"].items()]
-    ratio = result["tokens"] / result["parameters"]["total"]
+    params = result["params"]
+    which = "active" if params["active"] < params["total"] else "total"
+    ratio = result["tokens"] / params[which]
     return [
         "parameters: " + ", ".join(parameters),
-        f"tokens: {result['tokens']:.4g}{published('tokens')}, {ratio:.3g} a parameter (total)",
+        f"tokens: {result['tokens']:.4g}{published('tokens')}, {ratio:.3g} a parameter ({which})",
         "training FLOPs: " + ", ".join(flops) + published("flops"),
         f"schedule: {result['schedule']}",
     ]

@@ -25,10 +25,12 @@ from scalelab.index import alive
 from scalelab.index.table import all_columns
 from scalelab.laws.read.readers import write_parquet
 from scalelab.record import records
+from scalelab.record.listing import has_inactive
 from scalelab.report.tables import csv_text
 
 GUARD_COLUMNS = ("spike_score", "rewinds")  # columns that are shown if any run has a value
-RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
+RUN_COLUMNS = ("name", "status", "N", "N_active", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss",
+    "bpb")  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +64,8 @@ def main(argv: list[str]) -> int:
         _write(csv_text(rows, columns or known), options.csv)
     elif not options.parquet and options.json != "-":
         marks = [column for column in GUARD_COLUMNS if any(row.get(column) for row in rows)]
-        shown = columns or [column for column in (*RUN_COLUMNS, *marks) if column in known]
+        usual = RUN_COLUMNS if has_inactive(rows) else tuple(name for name in RUN_COLUMNS if name != "N_active")
+        shown = columns or [column for column in (*usual, *marks) if column in known]
         texts = [row | {"status": alive.status_text(row)} for row in rows]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in texts])
     if options.json:

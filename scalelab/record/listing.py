@@ -25,8 +25,8 @@ from scalelab.untrusted.files import check_file
 from scalelab.untrusted.paths import describe_link, list_folders, path_below
 
 ROW_COLUMNS = (
-    "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
-    "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds", "clip_share",
+    "name", "folder", "role", "status", "N", "N_active", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C",
+    "C_6ND", "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds", "clip_share",
 )  # fmt: skip
 # Measurements by layer of layers.jsonl, and how the table of runs picks the worst layer.
 LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
@@ -130,6 +130,11 @@ def read_run(folder: pathlib.Path) -> dict:
     return make_row(folder, *read_config_and_record(folder))
 
 
+def has_inactive(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether any run has parameters that a token does not use: experts to which it is not sent."""
+    return any(row.get("N_active") not in (None, row.get("N")) for row in rows)
+
+
 def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
     """(tokens, FLOPs by convention); for a running run those of its last logged step, newer than its record."""
     tokens, flops = record.get("tokens"), record.get("flops", {})
@@ -155,6 +160,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "role": config["log"]["role"],
         "status": record.get("status", "starting"),
         "N": params.get("total"),
+        "N_active": params.get("active", params.get("total")),
         "N_non_embedding": params.get("non_embedding"),
         "N_kaplan": params.get("kaplan"),
         "N_chinchilla": params.get("chinchilla"),

@@ -71,7 +71,7 @@ RECORD_SCHEMA = {
     "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE},
-    "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA,
+    "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA, "computed_flops_per_token?": NUMBER,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "device?": TEXT, "mesh?": {"devices?": WHOLE, "*": SCALAR},
     "peak_flops?": NUMBER, "seconds?": _NUMBERS_SCHEMA,

@@ -168,7 +168,9 @@ def _samples(samples: Sequence[dict] | str | None) -> str:
 
 def _key_numbers(row: dict) -> str:
     shown = {"validation loss (nats/token)": "val_loss", "bits per byte": "bpb", "N (total)": "N", "D (tokens)": "D",
-             "C (FLOPs, exact)": "C"}  # fmt: skip
+             "N (active)": "N_active", "C (FLOPs, exact)": "C"}  # fmt: skip
+    if not listing.has_inactive([row]):
+        del shown["N (active)"]
     return html.render_numbers({label: html.format_value(row[key], key) for label, key in shown.items()})
 
 

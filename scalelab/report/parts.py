@@ -239,7 +239,9 @@ def layers_section(page: ReportPage) -> str:
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     """Make the table of all runs; `more` names further config values. Values that all share stand once, above it."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
-    known = [key for key in gather.SHAREABLE_COLUMNS if all(key in row for row in rows)]
+    if not listing.has_inactive(rows):
+        columns.pop("N_active")
+    known = [key for key in gather.SHAREABLE_COLUMNS if key in columns and all(key in row for row in rows)]
     same = [key for key in known if len({row[key] for row in rows}) == 1 < len(rows)]
     shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
     summary = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")

@@ -23,10 +23,11 @@ def test_a_recipe_is_explained(capsys):
     row = next(line for line in output.splitlines() if line.startswith("model.projection_std"))
     assert row.split()[1:4] == ["0.006", "(default", "0)"] and row.endswith("section 2.3")
     assert "total 6,910,365,696 (published: 6,910,365,696)" in output and "tokens: 2e+12 (published: 2e+12)" in output
-    assert main(["recipe", "deepseek_v3_dense", "--json"]) == 0
+    assert main(["recipe", "qwen3_30b_a3b", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert any("mixture of experts" in text for text in result["not_reproduced"])
-    assert result["flops"]["6N"] == 6 * result["parameters"]["total"] * result["tokens"]
+    assert any("stage 2" in text for text in result["not_reproduced"])
+    assert result["params"]["total"] == 30_532_122_624 and result["params"]["active"] == 3_353_032_704
+    assert result["flops"]["6N"] == 6 * result["params"]["active"] * result["tokens"]
     keys = [choice["key"] for choice in result["choices"]]
     assert "optim.peak_lr" in keys and "model.norm" not in keys  # the default
 

@@ -43,6 +43,17 @@ def test_the_plain_table_has_a_line_a_run(sweep, capsys):
     assert lines[1].split()[-1] == "-", "what isn't known yet is a dash"
 
 
+def test_parameters_that_a_token_uses_have_a_column_where_they_are_fewer(sweep, capsys):
+    record = records.read_json(sweep / "runs" / "small" / "record.json")
+    record["params"]["active"] = 4000
+    record["flops_per_token"]["6N"], record["flops"]["6ND"] = 6 * 4000, 6 * 4000 * record["tokens"]
+    records.write_json(sweep / "runs" / "small" / "record.json", record)
+    assert main(["runs", str(sweep)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["name", "status", "N", "N_active"]
+    assert lines[2].split()[:4] == ["small", "done", "10000", "4000"] and lines[1].split()[2:4] == ["40000", "40000"]
+
+
 def test_a_terminal_gets_a_drawn_table_with_names_as_they_are(sweep):
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "scalelab", "runs", str(sweep)]

@@ -7,8 +7,9 @@ import math
 import jax
 import pytest
 
-from scalelab.jaxprs import matmul_flops
+from scalelab.jaxprs import matmul_flops, trace_dots
 from scalelab.model import count, transformer
+from scalelab.model.experts.ways import block_rows
 from scalelab.model.sums import cross_entropy
 from tests.model.shapes import shape
 from tests.quick import one_in
@@ -170,6 +171,55 @@ def test_appendix_f_and_exact_differ_by_softmax_and_lookup_alone():
     terms = count.appendix_f_flops(of)
     products = 3 * (sum(terms.values()) - terms["softmax"] - terms["embedding"])
     assert count.flops_per_token(of)["exact"] * of.seq_len == products
+
+
+MIXTURE = {"block": "sequential=1,experts=1", "n_experts": 6, "experts_per_token": 2, "d_expert": 24}
+
+
+@pytest.mark.parametrize("shared", one_in(2, [3, 0]))
+def test_a_token_uses_its_own_experts_alone(shared):
+    """Six FLOPs a weight that a token uses, the router among them; one of two blocks has no experts."""
+    of = shape(**MIXTURE, n_shared_experts=shared)
+    one, counted = 3 * of.d_model * of.d_expert, count.count_parameters(of)
+    assert counted["total"] - counted["active"] == (6 - 2) * one
+    dense = dataclasses.replace(of, block="sequential", n_experts=0)
+    other = 3 * of.d_model * of.d_ff - of.d_model * 6 - (2 + shared) * one  # the MLP in the place of the experts
+    assert count.count_parameters(dense)["total"] - counted["active"] == other
+    flops, without = (count.flops_per_token(each) for each in (of, dense))
+    assert without["exact"] - flops["exact"] == without["chinchilla"] - flops["chinchilla"] == 6 * other
+    assert flops["6N"] == 6 * counted["active"]
+    assert count.count_parameters_by_group(of)["experts"] == of.d_model * 6 + (6 + shared) * one
+
+
+@pytest.mark.full
+def test_what_ways_of_multiplying_experts_compute_besides():
+    """All experts on all tokens; blocks that are filled up, in a loop at most; slots of a capacity."""
+    of = shape(**MIXTURE)
+    one, flops = 3 * of.d_model * of.d_expert, count.flops_per_token(of)
+    dense, ragged, loop, blocks = (
+        count.computed_flops_per_token(dataclasses.replace(of, expert_products=way), 3)
+        for way in ("dense", "ragged", "loop", "blocks")
+    )
+    assert dense == flops["exact"] + 6 * (6 - 2) * one
+    assert (
+        flops["exact"] < loop == ragged == blocks <= flops["exact"] + 6 * one * 6 * block_rows(3 * 12 * 2, 6) / (3 * 12)
+    )
+    seven = count.flops_per_token(dataclasses.replace(of, n_experts=7))["exact"]  # they don't divide 12 x 2 rows
+    assert seven == flops["exact"] + 6 * of.d_model  # one more of the router's outputs
+    capacity = dataclasses.replace(of, expert_capacity=1.5)
+    assert count.flops_per_token(capacity) == flops
+    assert count.computed_flops_per_token(capacity, 3) == pytest.approx(flops["exact"] + 6 * 2 * one / 2, rel=1e-9)
+
+
+def test_a_ragged_product_counts_each_row_with_its_own_matrix():
+    def loss(x, w):
+        return (jax.lax.ragged_dot(x, w, jax.numpy.array([4, 12, 0])) ** 2).sum()
+
+    x, w = jax.numpy.ones((16, 5)), jax.numpy.ones((3, 5, 7))
+    assert matmul_flops(jax.make_jaxpr(loss)(x, w).jaxpr) == 2 * 16 * 5 * 7
+    gradient = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, w).jaxpr
+    assert matmul_flops(gradient) == 3 * 2 * 16 * 5 * 7
+    assert sum(dot.flops for dot in trace_dots(gradient, ["x", "w"])) == 3 * 2 * 16 * 5 * 7
 
 
 def test_a_loop_of_unknown_length_is_refused():

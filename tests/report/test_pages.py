@@ -333,6 +333,9 @@ def test_the_runs_table_says_once_what_is_shared():
     assert "2 runs: 2 done. All with d_model 64, layers 2, N (total) 9, steps 5" in page.text
     headings = page.text.split("seed 0.")[1].split()
     assert "(tokens)" in headings and "layers" not in headings and "2.0000" in headings
+    assert "N (active)" not in page.text
+    with_experts = parts.runs_table([row | {"N_active": active} for row, active in zip(rows, (3, 4), strict=True)])
+    assert "N (active)" in Elements(with_experts).text and "N (total) 9" in Elements(with_experts).text
 
 
 def test_swept_leaves_out_what_only_follows():

@@ -18,6 +18,9 @@ MODELS = [
     {"mlp": "gelu"}, {"mlp": "relu2"}, {"mlp": "relu"}, {"qk_norm": "true"}, {"tied_head": "true"}, {"bias": "true"},
     {"qk_norm": "true", "qk_norm_over": "projection"}, {"qkv_bias": "true"}, {"window": "4"}, {"d_head": "12"},
     {"window": "4", "global_every": "2"}, {"nope_every": "2"}, {"d_ff": "50"},
+    {"block": "experts", "n_experts": "4", "d_expert": "24"},
+    {"block": "experts", "n_experts": "5", "experts_per_token": "3", "n_shared_experts": "2", "mlp": "gelu",
+     "qkv_bias": "true"},
     {"d_kv_latent": "24", "d_head_rope": "4", "n_kv_heads": "4"},
     {"d_kv_latent": "24", "d_q_latent": "40", "d_head_value": "6", "bias": "true", "n_kv_heads": "4"},
     {"bias": "true", "norm": "layernorm", "block": "parallel", "mlp": "gelu", "position": "learned"},
@@ -38,7 +41,7 @@ def test_parameters_are_those_of_the_declarations(model):
 def test_what_is_not_known_is_not_counted():
     """A user's own block, a key of a later version, and a value that is not a size."""
     wrong = "parallel=1,sequential=x", "parallel=1,sequential=1", "mine:block"
-    for changes in (*({"block": text} for text in wrong), {"experts": 8}, {"d_ff": None}, {"n_layers": "two"}):
+    for changes in (*({"block": text} for text in wrong), {"tomorrow": 8}, {"d_ff": None}, {"n_layers": "two"}):
         content = load().to_dict()
         content["model"] |= changes
         assert size.count_parameters(content) is None

@@ -14,6 +14,7 @@ from scalelab.api.laws.fits import Counted, list_budgets
 from scalelab.api.laws.settings import ReadSettings
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.study import default_convention
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.next_runs import NextRuns, ProposedRun
 from scalelab.laws.next_runs import propose_runs as propose
@@ -55,7 +56,7 @@ def tournament(
 ) -> tuple[TournamentEntry, ...]:
     """Let every law that has its columns predict the `holdout` largest rows of a fit (`scalelab fit --tournament`)."""
     _check_fitted(fitted)
-    table = numeric_columns(fitted.kept, n_convention or "total")
+    table = numeric_columns(fitted.kept, n_convention or default_convention(fitted.kept))
     columns = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
     laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= columns]
     laws += [fitted.law] if fitted.law not in laws else []
@@ -89,7 +90,7 @@ def propose_runs(
     from scalelab.sweep.forks import candidate_columns, write_forks
 
     _check_fitted(fitted)
-    file, convention = os.fspath(grid), n_convention or "total"
+    file, convention = os.fspath(grid), n_convention or default_convention(fitted.kept)
     if not pathlib.Path(file).is_file():
         raise BadInput(f"--grid={file}: no such file; it is a config with sweep(h), or a table of candidates")
     trials = load_trials(file, {}) if file.endswith(".py") else {}
@@ -123,7 +124,8 @@ def _read_grid(
     named.pop(fitted.law.target, None)
     named |= grid_columns
     table = read_sources([grid], fitted.law, named, n_convention, with_target=False, option=GRID_OPTION)
-    return [row["name"] for row in table.rows], numeric_columns(table.rows, n_convention or "total"), table.notes
+    convention = n_convention or default_convention(table.rows)
+    return [row["name"] for row in table.rows], numeric_columns(table.rows, convention), table.notes
 
 
 @check_arguments(figures=FOLDER)

@@ -12,7 +12,7 @@ from scalelab.api.laws.fit_rows import numeric_columns
 from scalelab.errors import BadInput
 from scalelab.laws.design import design
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
-from scalelab.laws.fits.study import N_COLUMNS, Row, select_rows
+from scalelab.laws.fits.study import N_COLUMNS, Row, default_convention, select_rows
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read import units
 from scalelab.laws.read.groups import SEED_NAMES
@@ -55,7 +55,8 @@ def fit_approach(
     check_value("table", table, instance("what `scalelab.api.read_table` returns", Table))
     if approach not in (1, 2):
         raise BadInput(f"approach={approach} is not 1 or 2; approach 3 is `scalelab.api.fit`")
-    size = N_COLUMNS[n_convention or "total"]
+    n_convention = n_convention or default_convention(table.rows)
+    size = N_COLUMNS[n_convention]
     rows, excluded = select_rows(table.rows, [size, "D", "C", "val_loss"], "val_loss", drop_top_loss)
     if not rows:
         raise NoRows(len(table.rows), excluded)
@@ -98,7 +99,7 @@ def _find(approach: int, rows: Sequence[Row], size: str) -> list[design.Finding]
 def _fit_envelope(
     rows: Sequence[Row],
     size: str,
-    n_convention: str | None,
+    n_convention: str,
     method: str | None,
     cluster: str | None,
     bootstrap: int,
@@ -109,7 +110,7 @@ def _fit_envelope(
     if len(folders) == len(rows):
         checkpoints = training_curves(({**row, "N": row[size]}, read_metrics(row["folder"])) for row in rows)
     else:
-        columns = numeric_columns(rows, n_convention or "total")
+        columns = numeric_columns(rows, n_convention)
         if not cluster or any(cluster not in row for row in rows):
             raise BadInput(
                 "--approach=1 follows each run through training: --cluster=COLUMN must name the run of a row"

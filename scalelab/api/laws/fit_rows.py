@@ -10,7 +10,7 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index.grids import describe_left_out
 from scalelab.index.table import all_columns, read_grid
-from scalelab.laws.fits.study import N_COLUMNS
+from scalelab.laws.fits.study import N_COLUMNS, default_convention
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
 from scalelab.laws.read.table import Table, read_table
@@ -29,9 +29,9 @@ def read_sources(
 ) -> Table:
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
-    `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a
-    table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have no loss yet.
-    `finished`: words of a table's status that mean a finished run.
+    `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: `default_convention`). `columns`: {field:
+    column} of a table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have
+    no loss yet. `finished`: words of a table's status that mean a finished run.
     With several sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention
     is unknown, or if `where` leaves no row.
     """
@@ -53,9 +53,10 @@ def read_sources(
         known = sorted(all_columns(run for source in sources for run in read_grid(source)[0]))
         for name in (name for name in mapped if name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
-    tables = [
-        _read(source, needed, columns, n_convention or "total", where, option, finished, law) for source in sources
-    ]
+    tables = [_read(source, needed, columns, n_convention, where, option, finished, law) for source in sources]
+    if not n_convention and any(table.n_convention == "active" for table in tables):
+        for table in tables:
+            table.rows[:] = [{"N_active": row.get("N"), **row} for row in table.rows]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
@@ -76,15 +77,17 @@ def read_sources(
 
 
 def _read(
-    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str],
+    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str | None, where: Sequence[str],
     option: str, finished: Sequence[str], law: Law,
 ) -> Table:  # fmt: skip
     """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
-    column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where, option, finished, law)
+        column = N_COLUMNS[n_convention or "total"]
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
     runs, left_out = read_grid(source)  # changed in place: copies of thousands of rows would cost more than the rest
+    n_convention = n_convention or default_convention(runs)
+    column = N_COLUMNS[n_convention]
     for run in runs:
         run.update(_rename_columns(run, column))
         run.update(_map_fields(run, columns))

@@ -28,7 +28,7 @@ from scalelab.api.laws.fit_rows import read_sources
 from scalelab.api.laws.settings import read_best_settings
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitting import fit as fit_columns
-from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study, weight_column
+from scalelab.laws.fits.study import N_COLUMNS, default_convention, fit_group_study, fit_study, weight_column
 from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import load_law as load_named
@@ -115,7 +115,7 @@ def fit(
             )
     rows = _read_rows(source, known, columns, n_convention, list(where), _list_words(finished))
     return fit_study(
-        rows, known, n_convention or "total", drop_top_loss, cluster, checkpoints, weights,
+        rows, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints, weights,
         holdout=holdout, identify=identify, **options,
     )  # fmt: skip
 
@@ -144,8 +144,8 @@ def fit_groups(
         _check_columns(source)
     rows = _read_rows(source, known, columns, n_convention, list(where), _list_words(finished))
     return fit_group_study(
-        rows, by, known, n_convention or "total", drop_top_loss, cluster, checkpoints, exponents=exponents,
-        shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
+        rows, by, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints,
+        exponents=exponents, shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
     )  # fmt: skip
 
 

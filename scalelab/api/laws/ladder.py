@@ -11,7 +11,7 @@ import numpy as np
 from scalelab.api.arguments import STORED, Path, check_arguments, list_paths, several
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput
-from scalelab.laws.fits.study import study_table
+from scalelab.laws.fits.study import default_convention, study_table
 from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.use.ladder import (
     TASK_LOSS,
@@ -52,7 +52,7 @@ def read_ladder(
     checkpoints of a run whose scatter is measured.
     """
     table = read_sources(sources, READ_LAW, columns, n_convention, where, finished=finished)
-    fields, selected, excluded = study_table(table.rows, READ_LAW, n_convention or "total", 0)
+    fields, selected, excluded = study_table(table.rows, READ_LAW, n_convention or default_convention(table.rows), 0)
     cells = {key: [row.get(key) for row in selected] for key in selected[0]} | fields
     groups = choose_groups(cells, TASK_LOSS, cluster)
     notes = list(table.notes)

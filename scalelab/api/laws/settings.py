@@ -8,7 +8,7 @@ import numpy as np
 
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fits.study import N_COLUMNS, select_rows
+from scalelab.laws.fits.study import N_COLUMNS, default_convention, select_rows
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns
 from scalelab.laws.read.points import WIDEST_VALUE, merge_near
@@ -51,7 +51,7 @@ def read_best_settings(
     law = Law("best settings", max, (*per, *best_of), {}, "loss")  # only its columns and target are read
     named = parse_columns(columns, known_fields(law))
     table = read_sources(sources, law, named, n_convention, where, finished=finished)
-    size = N_COLUMNS[n_convention or "total"]
+    size = N_COLUMNS[n_convention or default_convention(table.rows)]
     fields = {field: size if field == "N" else field for field in dict.fromkeys((*per, *best_of))}
     _check_fields(table.rows, fields)
     rows, excluded = select_rows(table.rows, [*fields.values(), "val_loss"], "val_loss", drop_top_loss)

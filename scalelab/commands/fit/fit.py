@@ -75,7 +75,11 @@ def _rows(add: Callable[..., Any]) -> None:
         help="which columns of a table hold N, D, C, loss and the law's other fields (of runs: any but N); "
         "conversions: N=A*1e6, N=exp(A), N=10**A, loss=log(A) (default: by usual names, printed)",
     )
-    add("--n-convention", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
+    add(
+        "--n-convention",
+        metavar="KIND",
+        help="N of runs: active (default with experts), total, non_embedding, kaplan, chinchilla",
+    )
     add(
         "--where",
         action="append",

@@ -1,6 +1,6 @@
 """`scalelab plan --config=…` as text: one section per question, every figure with its unit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalelab.commands.plan import verdict_text
@@ -8,7 +8,7 @@ from scalelab.commands.plan.verdict_text import format_duration, format_figures,
 from scalelab.hardware.host_memory import LIMIT_VARIABLE
 
 GIB, MIB = 2**30, 2**20
-N_CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
+N_CONVENTIONS = ("total", "active", "non_embedding", "kaplan", "chinchilla")
 
 
 def describe_plan(
@@ -41,7 +41,7 @@ def _arithmetic(plan: Any, why: bool) -> list[str]:
     head = f"over {plan.tokens:.4g} tokens, {plan.steps:,} steps"
     if not why:
         exact = flops.per_token["exact"] * plan.tokens
-        return [f"parameters {flops.parameters['total']:,}; training FLOPs {exact:.4g} {head}"]
+        return [f"parameters {describe_sizes(flops.parameters)}; training FLOPs {exact:.4g} {head}"]
     groups = {name: n for name, n in flops.parameters.items() if name not in N_CONVENTIONS}
     text = [
         "parameters  " + "  ".join(f"{name} {flops.parameters[name]:,}" for name in N_CONVENTIONS),
@@ -51,6 +51,12 @@ def _arithmetic(plan: Any, why: bool) -> list[str]:
     for name, each in flops.per_token.items():
         text.append(f"  {name:<14} {each:>12.4g} {flops.remat_per_token[name]:>12.4g} {each * plan.tokens:>12.4g}")
     return text
+
+
+def describe_sizes(parameters: Mapping[str, int]) -> str:
+    """Format the total, and what a token uses if that is less."""
+    total, active = parameters["total"], parameters["active"]
+    return f"{total:,}" + (f", {active:,} active" if active < total else "")
 
 
 def _memory(plan: Any, whose: str = "") -> list[str]:

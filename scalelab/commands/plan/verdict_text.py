@@ -19,7 +19,9 @@ TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("m
 def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
     """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from changed config keys."""
     meant = plan.meant
-    subject = f"{plan.flops.parameters['total']:.3g} parameters on {plan.devices:,} x {plan.machine.chip.name}"
+    total, active = (plan.flops.parameters[name] for name in ("total", "active"))
+    size = f"{total:.3g} parameters" + (f" ({active:.3g} active)" if active < total else "")
+    subject = f"{size} on {plan.devices:,} x {plan.machine.chip.name}"
     if meant is None:
         return _describe_hopeless(plan, subject, command)
     if plan.runs:

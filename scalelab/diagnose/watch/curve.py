@@ -104,7 +104,7 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
     done = status == "done" and record.get("steps", 0) >= n_steps
     data = record.get("data", {})
     return Curve(
-        folder.name, folder, status, record.get("params", {}).get("total", 0), n_steps, n_tokens,
+        folder.name, folder, status, _count_active(record), n_steps, n_tokens,
         record.get("flops_per_token", {}).get("exact", 0.0) * n_tokens, config.schedule.warmup_steps or 0,
         record.get("mesh", {}).get("devices", 1), str(record.get("device", "")),
         (data.get("source"), data.get("tokenizer"), data.get("fingerprint"), config.model.vocab_size),
@@ -112,6 +112,12 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
         {name: _column(rows, name) for name in SIGNALS}, scored, records.read_events(folder),
         record.get("val_loss") if done else None, _schedule(config, n_steps) if ahead else np.zeros(0),
     )  # fmt: skip
+
+
+def _count_active(record: Mapping[str, Any]) -> int:
+    """Parameters that a token uses, which laws of compute count; of an earlier version's record all."""
+    params = record.get("params", {})
+    return params.get("active", params.get("total", 0))
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

@@ -5,7 +5,7 @@ The one way for studies, the report and `scalelab fit`: equal rows give equal nu
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,18 @@ from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.trust import identifiable
 
 Row = Mapping[str, Any]
-N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
+N_COLUMNS = {
+    "total": "N", "active": "N_active", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan",
+    "chinchilla": "N_chinchilla",
+}  # fmt: skip
 
 ROLES = {"fit": True, "check": False, "holdout": False}  # of log.role: whether laws are fitted to such runs
 FITTED_ROLES = tuple(role for role, is_fitted in ROLES.items() if is_fitted)
+
+
+def default_convention(rows: Iterable[Row]) -> str:
+    """The N of runs if none is chosen: active where experts make it differ from the total, as compute goes by it."""
+    return "active" if any(row.get("N_active") not in (None, row.get("N")) for row in rows) else "total"
 
 
 def fit_study(

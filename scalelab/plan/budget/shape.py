@@ -22,7 +22,9 @@ STEPS = ((1024, 64), (2048, 128), (4096, 256), (8192, 512), (WIDEST, 1024))
 EVEN = 16  # layers from which their number is even, so that a pipeline can have two stages
 STRAY = 0.05  # weight of an octave of aspect ratio beside a relative error of the size
 FARTHEST = 0.15  # relative error of the size above which no shape is near enough
-PARTS = {"total": (2, True), "chinchilla": (2, False), "non_embedding": (0, True), "kaplan": (0, False)}
+PARTS = {
+    "total": (2, True), "active": (2, True), "chinchilla": (2, False), "non_embedding": (0, True), "kaplan": (0, False),
+}  # fmt: skip
 HEAD_ONLY = "with the head, without the embedding"  # the convention of Porian et al. 2024
 
 

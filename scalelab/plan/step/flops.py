@@ -14,7 +14,7 @@ class Flops:
 
     `per_token` is what the arithmetic needs (model FLOPs: MFU); `remat_per_token` adds what is computed again (hardware
     FLOPs: HFU). By convention, attention in full unless said:
-    6N: six times all parameters.
+    6N: six times the active parameters; all are active without experts.
     chinchilla: Hoffmann et al. 2022, appendix F as listed, times three.
     palm: 6N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
     causal: exact, with the half of attention that causality leaves (MaxText, recent Megatron).

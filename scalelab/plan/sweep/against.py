@@ -90,6 +90,7 @@ def _numbers(plan: Plan) -> dict[str, float | None]:
     state = sum(memory.components.get(name, 0) for name in STATE)
     numbers: dict[str, float | None] = {
         "parameters": plan.flops.parameters["total"],
+        "active parameters": plan.flops.parameters["active"],
         "tokens": plan.tokens,
         "FLOPs a token": plan.flops.per_token["exact"],
         "weights and optimizer, GiB": state / GIB,

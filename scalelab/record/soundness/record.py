@@ -102,8 +102,9 @@ def describe_false_product(config: Mapping[str, Any], record: Mapping[str, Any])
 
 def _describe_false_rate(record: Mapping[str, Any]) -> str:
     per_token, params = record.get("flops_per_token", {}), record.get("params", {})
-    if "6N" in per_token and "total" in params and _differ(per_token["6N"], 6 * params["total"]):
-        return f"flops_per_token.6N is {per_token['6N']}, and six times params.total {6 * params['total']:g}"
+    name = "active" if "active" in params else "total"  # records of earlier versions have no active
+    if "6N" in per_token and name in params and _differ(per_token["6N"], 6 * params[name]):
+        return f"flops_per_token.6N is {per_token['6N']}, and six times params.{name} {6 * params[name]:g}"
     return ""
 
 

@@ -22,9 +22,11 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     stacks = [(depth, _count_block(model | {"block": block})) for block, depth in _list_stacks(model)]
     layers = {kind: sum(depth * sizes[kind] for depth, sizes in stacks) for kind in stacks[0][1]}
     final = _count_norm(model)
+    inactive = layers.pop("inactive")
     hidden = sum(layers.values()) + sum(final.values())
     return {
         "total": hidden + sum(tables.values()),
+        "active": hidden + sum(tables.values()) - inactive,
         "non_embedding": hidden,
         "kaplan": layers["matrix"],
         "chinchilla": hidden - layers["gain"] - final["gain"] - layers["vector"] + sum(tables.values()),
@@ -55,6 +57,7 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     model = known | stored
     sizes = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len"]
     sizes += ["d_kv_latent", "d_q_latent", "d_head_rope", "d_head_value"] if model["d_kv_latent"] else []
+    sizes += ["n_experts", "experts_per_token", "d_expert", "n_shared_experts"] if model["n_experts"] else []
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
     return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
@@ -76,20 +79,39 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
-    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
-    d, d_ff = model["d_model"], model["d_ff"]
-    products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
-    relative, norm = model["position"] == "relative", _count_norm(model)
+    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s.
+
+    `inactive`: those of the matrices that a token does not use.
+    """
+    d, relative, norm = model["d_model"], model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     attention = _count_latent(model) if model["d_kv_latent"] else _count_attention(model)
+    mlp = _count_experts(model) if model["block"] == "experts" else _count_mlp(model, model["d_ff"])
     return {
-        "matrix": attention["matrix"] + d * d_ff * (products + 1),
+        "matrix": attention["matrix"] + mlp["matrix"],
         "gain": norms * norm["gain"] + attention["gain"],
         "bias": norms * norm["bias"]
         + attention["bias"] * bool(model["bias"] or model["qkv_bias"])
-        + (2 * d + products * d_ff) * bool(model["bias"]),
+        + (d + mlp["bias"]) * bool(model["bias"]),
         "position": d * model["n_heads"] * model["d_head"] * relative,
         "vector": 2 * model["n_heads"] * model["d_head"] * relative,
+        "inactive": mlp.get("inactive", 0),
+    }
+
+
+def _count_mlp(model: Mapping[str, Any], width: int) -> dict[str, int]:
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the hidden units
+    return {"matrix": model["d_model"] * width * (products + 1), "bias": model["d_model"] + products * width}
+
+
+def _count_experts(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the router, the routed experts, which have no biases, and the shared one."""
+    one = _count_mlp(model, model["d_expert"])["matrix"]
+    shared = _count_mlp(model, model["n_shared_experts"] * model["d_expert"])
+    return {
+        "matrix": model["n_experts"] * (model["d_model"] + one) + shared["matrix"],
+        "bias": shared["bias"] if model["n_shared_experts"] else 0,
+        "inactive": (model["n_experts"] - model["experts_per_token"]) * one,
     }
 
 

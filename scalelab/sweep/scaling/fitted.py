@@ -55,7 +55,7 @@ def rule_of_fit(path: pathlib.Path) -> dict[str, Any]:
         if unknown := [column for column in law["exponents"] if column not in VALUES]:
             raise BadInput(f"{what}: its law of {name} is one of {unknown[0]}; a ladder knows {', '.join(VALUES)}")
     lr, counted = laws["lr"], content["n_convention"]
-    if "N" in lr["exponents"] and counted in ("total", "kaplan", "chinchilla"):
+    if "N" in lr["exponents"] and counted in ("total", "active", "kaplan", "chinchilla"):
         raise BadInput(
             f"{what}: its N is {counted}, a ladder's is non_embedding: fit with --n-convention=non_embedding"
         )

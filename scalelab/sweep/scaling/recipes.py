@@ -26,7 +26,8 @@ SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")  # the argument
 class Recipe:
     """One recipe file.
 
-    `published`: its source's numbers of `total`, `tokens`, `flops`; an int is exact, a float rounded as printed.
+    `published`: its source's numbers of `total`, `active`, `tokens`, `flops`; an int is exact, a float rounded as
+    printed.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Recipe:
     config: ConfigDict  # resolved
     published: dict[str, float]
     not_reproduced: tuple[str, ...]
+    active_without: tuple[str, ...] = ()  # groups of parameters that the published `active` leaves out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,8 @@ def find_recipe(name: str) -> Recipe:
     module = config_lib.load_config_module(path)
     summary = (module.__doc__ or name).splitlines()[0]
     published = getattr(module, "PUBLISHED", {})
-    return Recipe(name, path, summary, config_lib.load(path), published, config_lib.list_not_reproduced(path))
+    lacks, without = config_lib.list_not_reproduced(path), getattr(module, "ACTIVE_WITHOUT", ())
+    return Recipe(name, path, summary, config_lib.load(path), published, lacks, without)
 
 
 def list_choices(recipe: Recipe) -> list[RecipeChoice]:

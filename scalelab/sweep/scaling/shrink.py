@@ -14,6 +14,7 @@ from scalelab.sweep.scaling.proxy import shorten_twin
 from scalelab.sweep.scaling.resize import SCALED_WIDTHS, scale_width
 
 VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; sequences of a batch
+MOST_EXPERTS, MOST_PER_TOKEN = 16, 4
 LARGEST_LR = 1e-2  # tiny models train stably up to here with optimizers like Adam
 LEAST_D_MODEL = 16
 
@@ -22,10 +23,10 @@ def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> Co
     """A resolved config at `d_model` and `steps` on bytes, with two layers (or one cycle of its layer kinds, or
     one layer or more of each of its stacks).
 
-    It keeps the recipe's choices and ratios: query heads per key head (up to 4), d_ff and attention's width over
-    d_model, the shares of warm-up, decay and batch warm-up, and the ratios of its batch sizes. The learning rate of an
-    optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to 1e-2. BadInput if `d_model` is not a
-    possible width.
+    It keeps the recipe's choices and ratios: query heads per key head (up to 4), up to 16 experts and 4 a token, d_ff,
+    the experts' and attention's width over d_model, the shares of warm-up, decay and batch warm-up, and the ratios of
+    its batch sizes. The learning rate of an optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to
+    1e-2. BadInput if `d_model` is not a possible width.
     """
     if not LEAST_D_MODEL <= d_model < recipe.model.d_model or d_model % 8:
         low = max(LEAST_D_MODEL, min(recipe.model.d_model - 8, round(d_model / 8) * 8))
@@ -53,7 +54,7 @@ def _model(model: ConfigDict, d_model: int) -> dict[str, Any]:
     stacks = mixture_text.parse_stacks(model.block, model.n_layers)
     n_layers = max(2, model.nope_every, model.global_every, len(stacks))
     attended = model.n_heads * model.d_head * d_model / model.d_model
-    return {
+    return _experts(model) | {
         "d_model": d_model,
         "n_layers": n_layers,
         "block": mixture_text.format_stacks(mixture_text.scale_stacks(stacks, n_layers)),
@@ -64,6 +65,19 @@ def _model(model: ConfigDict, d_model: int) -> dict[str, Any]:
         "vocab_size": min(model.vocab_size, VOCAB),
         "seq_len": length,
         "window": -(-model.window * length // model.seq_len),
+    }
+
+
+def _experts(model: ConfigDict) -> dict[str, int]:
+    """The numbers of the small model's experts, which the recipe's groups divide."""
+    if not model.n_experts:
+        return {}
+    groups = model.router_groups
+    n_experts = max(groups, min(model.n_experts, MOST_EXPERTS) // groups * groups)
+    reach = n_experts // groups * model.router_groups_per_token  # experts among which a token chooses
+    return {
+        "n_experts": n_experts,
+        "experts_per_token": min(model.experts_per_token, MOST_PER_TOKEN, reach),
     }
 
 

@@ -29,9 +29,16 @@ WHOLE = [10 * round(N / 10) for N in SIZES]  # a record's counts are whole, at 0
 POINTS = [(n, D * N / n, loss) for n, N, D, loss in zip(WHOLE, SIZES, *MEASURED, strict=True)]  # each of its budget
 
 
-def write_run(folder, role, status, N, D, loss):
+def write_run(folder, role, status, N, D, loss, experts=1):
+    """A run whose compute and loss go by N; of more experts than one it has so many times as many parameters."""
     records.write_json(folder / "config.json", {"model": {"d_model": 8}, "train": {"seed": 0}, "log": {"role": role}})
-    params = {"total": N, "non_embedding": round(N * 0.8), "kaplan": round(N * 0.7), "chinchilla": N}
+    params = {
+        "total": experts * N,
+        "active": N,
+        "non_embedding": round(N * 0.8),
+        "kaplan": round(N * 0.7),
+        "chinchilla": N,
+    }
     flops = {"exact": 7.0 * N * D, "6ND": 6.0 * N * D, "chinchilla": 7.1 * N * D}
     record = {"status": status, "params": params, "flops": flops, "tokens": D, "val_loss": loss, "bpb": loss}
     records.write_json(folder / "record.json", record)
@@ -101,6 +108,22 @@ def test_the_convention_and_the_target(capsys, study_folder):
     assert target["k"] == pytest.approx(7 / 0.8)
     assert target["N"] * target["D"] == pytest.approx(4e12 / (7 / 0.8))
     assert target["intervals"]["N"][0] < target["N"] < target["intervals"]["N"][1]
+
+
+def test_a_law_of_runs_with_experts_counts_the_active_parameters_unless_told(capsys, study_folder, table):
+    """As before without experts; of eight times as many parameters in all the law is the same, and says which N."""
+    alike = answer(capsys, study_folder, "--bootstrap=0")
+    assert alike["n_convention"] == "total"
+    for i, point in enumerate(POINTS):
+        write_run(study_folder / "runs" / f"fit-{i:02d}", "fit", "done", *point, experts=8)
+    assert main(["fit", str(study_folder), "--bootstrap=0"]) == 0 and ", N: active" in capsys.readouterr().out
+    active = answer(capsys, study_folder, "--bootstrap=0")
+    assert active["n_convention"] == "active" and active["params"] == alike["params"]
+    total = answer(capsys, study_folder, "--bootstrap=0", "--n-convention=total")
+    assert total["n_convention"] == "total"
+    assert total["params"]["A"] == pytest.approx(alike["params"]["A"] * 8 ** alike["params"]["alpha"], rel=1e-3)
+    both = answer(capsys, study_folder, table, "--columns=C=flops,loss=nll", "--bootstrap=0", "--approach=2")
+    assert both["n_convention"].startswith("active") and both["n_rows"] == 2 * len(POINTS)
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from scalelab.config import ModelShape, Static
 from scalelab.data.dataset import Dataset
 from scalelab.hardware import chips, device_memory, measured
 from scalelab.model import count
@@ -28,6 +29,7 @@ def describe_run(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]
         "params": count.count_parameters(shape),
         "params_by_group": count.count_parameters_by_group(shape),
         "flops_per_token": count.flops_per_token(shape),
+        **describe_computed(static),
         "data": dataset.description
         | {
             "fingerprint": dataset.fingerprint,
@@ -42,7 +44,24 @@ def describe_run(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]
         "attention": kernels.program_kernel(kernels.step_kernel(static), shape.attention),
         "remat": {"policy": static.model.remat} | ({"chosen": spec.config.log.remat} if spec.config.log.remat else {}),
         "peak_flops": peak_flops,
-        "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
+        "mfu": f"exact training FLOPs ({describe_useful(shape)}) / {peak_source}",
+    }
+
+
+def describe_useful(shape: ModelShape) -> str:
+    """Describe what is counted as useful."""
+    experts = ", each token with its own experts" if shape.n_experts else ""
+    return f"attention in full, no recomputation{experts}"
+
+
+def describe_computed(static: Static) -> dict[str, float]:
+    """With experts, FLOPs a token of the products that a device makes of its part of a micro-batch, useful or not."""
+    if not static.model.n_experts:
+        return {}
+    layout = static.layout
+    parts = static.accumulate * layout.data * layout.fsdp * layout.microbatches
+    return {
+        "computed_flops_per_token": count.computed_flops_per_token(static.model, max(1, static.global_batch // parts))
     }
 
 
