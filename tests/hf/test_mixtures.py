@@ -171,33 +171,60 @@ def test_a_file_without_the_bias_is_refused_in_one_line(deepseek):
     assert f"lacks the tensor {BIAS!r} that its config.json asks for" in refusal(deepseek)
 
 
-def train(folder, out, **changes):
-    """The exit code of `train` on the weights in `folder`, two steps of the model that it holds."""
+def train(folder, out, start="", **changes):
+    """The exit code of `train` on the weights in `folder`, or in `start`, two steps of the model that it holds."""
     model = read.examine_folder(folder).config.model.to_dict()
     options = SMALL | {"train.steps": 2, "eval.every_steps": 2} | {f"model.{key}": model[key] for key in model}
     options = {key: value for key, value in options.items() if value != ""} | changes
     given = [f"--config.{key}={value}" for key, value in options.items()]
-    return main(["train", "--config=configs/tiny.py", f"--workdir={out}", f"--init-from=hf:{folder}", *given])
+    return main(
+        ["train", "--config=configs/tiny.py", f"--workdir={out}", f"--init-from={start or f'hf:{folder}'}", *given]
+    )
+
+
+def small_head(folder):
+    """Divide the head, so that the model is no worse than a uniform guess: its run would count as diverged."""
+    tensors(folder, lambda old: old | {"lm_head.weight": old["lm_head.weight"] / 100})
 
 
 def test_a_bias_to_be_moved_needs_one_in_the_imported_weights(mixtral, tmp_path, capsys):
     assert train(mixtral, tmp_path / "run", **{"model.balance_rate": 0.001}) == 2
     line = capsys.readouterr().err
-    assert "model.balance_rate=0.001 moves a bias of the experts, and there is none: mixtral has no e_score" in line
+    assert "model.balance_rate=0.001 moves a bias of the experts, and these weights have none (there it is 0)" in line
     assert "nearest: model.balance_rate=0" in line and line.count("\n") == 1
 
 
 def test_a_bias_that_is_there_needs_a_balance_that_reads_it(deepseek, tmp_path, capsys):
     assert train(deepseek, tmp_path / "run", **{"model.balance_rate": 0.0}) == 2
     line = capsys.readouterr().err
-    assert "model.balance_rate=0.0 has no bias of the experts, and there is one" in line and line.count("\n") == 1
+    assert "model.balance_rate=0 has no bias of the experts, and these weights have one (there it is 0.001)" in line
+    assert line.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_weights_that_were_imported_before_are_judged_alike(deepseek, tmp_path, capsys):
+    """A bias is refused where it is missing or not read; the load of the experts, a count of the last step, is not."""
+    mixtral = shutil.copytree(MIXTRAL, tmp_path / "mixtral")
+    small_head(mixtral)
+    for folder, rate, message in (
+        (mixtral, 0.001, "rate=0.001 moves a bias of the experts, and these weights have none (there it is 0)"),
+        (deepseek, 0.0, "rate=0 has no bias of the experts, and these weights have one (there it is 0.001)"),
+    ):
+        weights = tmp_path / f"{folder.name} imported"
+        assert main(["import", "hf", str(folder), f"--out={weights}"]) == 0
+        capsys.readouterr()
+        assert train(folder, tmp_path / "run", str(weights), **{"model.balance_rate": rate}) == 2
+        line = capsys.readouterr().err
+        assert message in line and line.count("\n") == 1 and not (tmp_path / "run").exists()
+    start = str(tmp_path / "mixtral imported")
+    assert train(mixtral, tmp_path / "run", start, **{"model.balance_weight": 0.01}) == 0
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
 def test_imported_trained_two_steps_and_exported_names_and_shapes_are_the_same(tmp_path, name, capsys):
     before = shutil.copytree(HERE / f"their_{name}", tmp_path / "before")
-    tensors(before, lambda old: old | {"lm_head.weight": old["lm_head.weight"] / 100})  # no worse than uniform
+    small_head(before)
     assert train(before, tmp_path / "run", **{"model.balance_weight": 0.01}) == 0
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 0
     assert f": {name}, {len(load_file(before / WHOLE))} tensors of float32" in capsys.readouterr().out
