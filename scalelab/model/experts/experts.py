@@ -13,6 +13,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.experts import balance
+from scalelab.model.experts.fused import fused_experts, weigh_units
 from scalelab.model.experts.product import expert_product
 from scalelab.model.experts.router import Routing, mark_chosen, route_tokens
 from scalelab.model.experts.rows import (
@@ -70,17 +71,16 @@ class Experts(nn.Module):
     def _multiply(self, x_PD: jax.Array, weight_P: jax.Array, rows: Rows, way: Way, due: jax.Array | None) -> jax.Array:
         """The experts' outputs times the router's weights, which stand before the last product: it keeps its inputs."""
         declared = expert_declarations(self.shape)
+        activation = GATED[self.shape.mlp] if self.shape.mlp in GATED else UNGATED[self.shape.mlp]
+        if way.fused and due is None and not self.policy.scaling:
+            weights = [BareParameter(each, name=name)() for name, each in declared.items()]
+            return fused_experts(x_PD, weight_P, weights, rows, activation, self.policy)
 
         def product(name: str, x: jax.Array) -> jax.Array:
             return ExpertProduct(declared[name], way, self.policy, name=name)(x, rows)
 
         inner = [product(name, x_PD) for name in ("up", "gate") if name in declared]
-        activation = GATED[self.shape.mlp] if self.shape.mlp in GATED else UNGATED[self.shape.mlp]
-
-        def weigh(weight_P: jax.Array, *inner: jax.Array) -> jax.Array:
-            return (activation(*inner) * weight_P[:, None]).astype(inner[0].dtype)
-
-        h_PF = keep_inputs(weigh)(weight_P, *inner)
+        h_PF = keep_inputs(functools.partial(weigh_units, activation))(weight_P, *inner)
         if due is not None:
             units = measures.expert_measures(due, h_PF, rows.expert_P, self.shape.n_experts)
             self.put_variable(measures.COLLECTION, "units", units)
