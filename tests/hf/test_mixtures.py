@@ -1,6 +1,7 @@
 """Mixtures of experts in transformers' files: what is read, what is refused by name, and the way in, on and out."""
 
 import json
+import math
 import shutil
 import tracemalloc
 
@@ -14,8 +15,9 @@ from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.hf import FORMATS, read
-from scalelab.hf.formats import from_hf_config
-from scalelab.hf.write import settle_bias, write_model
+from scalelab.hf.formats import from_hf_config, to_hf_config
+from scalelab.hf.places import tensor_places
+from scalelab.hf.write import find_format, settle_bias, write_model
 from scalelab.model.declare import named_leaves
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest, write_text_model
@@ -105,6 +107,24 @@ def test_deepseek_v3_s_published_config_is_read():
     assert (values["d_q_latent"], values["d_kv_latent"], values["d_head_rope"]) == (1536, 512, 64)
     assert (values["router_groups"], values["router_groups_per_token"], values["router_scale"]) == (8, 4, 2.5)
     assert (values["rope_scaling"], values["rope_factor"], values["router_scores"]) == ("yarn", 40.0, "sigmoid")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "olmoe_1b_7b", "qwen3_30b_a3b", "deepseek_v3"])
+def test_a_recipe_in_its_real_size_has_as_many_numbers_as_transformers_counts(name):
+    shape = config_lib.static(config_lib.load(f"configs/recipes/{name}.py")).model
+    form = find_format(shape)
+    places = tensor_places(form, shape)
+    counts = json.loads((HERE / "counts.json").read_text())
+    bias = sum(place.declared[0].shape[-1] for tensor, place in places.items() if tensor.endswith("correction_bias"))
+    assert sum(math.prod(place.shape) for place in places.values()) - bias == counts["models"][name]["total"]
+    if name == "deepseek_v3":
+        free = {"max_position_embeddings", "rope_scaling", "num_nextn_predict_layers"}  # of later stages, or left out
+        ours = to_hf_config(form, shape, "bfloat16", {})
+        assert {key: ours[key] for key in PUBLISHED if key not in free} == {
+            key: value for key, value in PUBLISHED.items() if key not in free
+        }
+        assert places["model.layers.60.mlp.experts.255.down_proj.weight"].shape == (7168, 2048) and bias == 58 * 256
 
 
 def test_the_first_release_s_code_is_not_needed_and_other_code_is_refused(deepseek):
