@@ -109,6 +109,17 @@ def test_deepseek_v3_s_published_config_is_read():
     assert (values["rope_scaling"], values["rope_factor"], values["router_scores"]) == ("yarn", 40.0, "sigmoid")
 
 
+def test_qwen3_moe_s_two_keys_of_dense_layers_become_stacks():
+    """Every second layer has experts, counted from 1, but for those that are listed, counted from 0."""
+    content = json.loads((HERE / "their_qwen3_moe" / "config.json").read_text())
+    content |= {"num_hidden_layers": 7, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    values = from_hf_config(FORMATS["qwen3_moe"], content)
+    assert values["block"] == "sequential=1,experts=1,sequential=3,experts=1,sequential=1"
+    shape = examples.shape("qwen3_moe", n_layers=7, block=values["block"])
+    written = to_hf_config(FORMATS["qwen3_moe"], shape, "float32", {})
+    assert (written["decoder_sparse_step"], written["mlp_only_layers"]) == (1, [0, 2, 3, 4, 6])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["mixtral_8x7b", "olmoe_1b_7b", "qwen3_30b_a3b", "deepseek_v3"])
 def test_a_recipe_in_its_real_size_has_as_many_numbers_as_transformers_counts(name):
