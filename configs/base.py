@@ -118,7 +118,7 @@ MODEL = {
         "counted; 0: none is dropped", range=(0, 1e6), source="Switch Transformer: 1.25"),
     "expert_products": setting("auto", "how tokens are multiplied with their experts; auto: by the chip",
         source="dropless: MegaBlocks (Gale et al. 2022)",
-        choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | loop blocks ragged dense
+        choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | loop products blocks ragged dense
     "d_kv_latent": key(0, "latent attention: width of the vector from which keys and values come; 0: off",
         range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1: 512"),
     "d_q_latent": key(0, "latent attention: width of the vector from which queries come; 0: straight from the stream",

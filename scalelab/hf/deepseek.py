@@ -119,7 +119,7 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
         raise BadInput(
             f"rms_norm_eps={repr(values['norm_eps'])[:40]}: the latents' norms add {NORM_EPS:g} all the same"
         )
-    read = options.rope_from_hf(content, values["seq_len"], scaled=True)
+    read = options.rope_from_hf(content, values["seq_len"], with_mscale=True)
     rank = content.get("q_lora_rank", 1536)
     if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank < 2**31):
         raise BadInput(f"q_lora_rank={repr(rank)[:40]} is not a whole number from 1, or null")

@@ -48,8 +48,8 @@ def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
-def rope_from_hf(content: Mapping[str, Any], seq_len: Any, scaled: bool = False) -> dict[str, Any]:
-    """Read rope's options as values of config.model; `scaled`: yarn has both MSCALES, equal.
+def rope_from_hf(content: Mapping[str, Any], seq_len: Any, with_mscale: bool = False) -> dict[str, Any]:
+    """Read rope's options as values of config.model; `with_mscale`: yarn has both MSCALES, equal.
 
     BadInput, by config.json's name, for an unsupported function.
     """
@@ -73,7 +73,7 @@ def _group(name: str, group: Any) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
 
 
-def _values(name: str, group: dict[str, Any], seq_len: Any, scaled: bool) -> dict[str, Any]:
+def _values(name: str, group: dict[str, Any], seq_len: Any, with_mscale: bool) -> dict[str, Any]:
     kind, rest = group["rope_type"], {key: value for key, value in group.items() if key != "rope_type"}
     if kind == "default":
         return {"rope_scaling": "none"} | _refuse(name, rest, {"partial_rotary_factor": 1.0})
@@ -93,7 +93,7 @@ def _values(name: str, group: dict[str, Any], seq_len: Any, scaled: bool) -> dic
         | {"attention_factor": None, "partial_rotary_factor": 1.0}
         | dict.fromkeys(MSCALES)
     )
-    scale = _take_mscale(name, rest) if scaled and kind == "yarn" else {}
+    scale = _take_mscale(name, rest) if with_mscale and kind == "yarn" else {}
     if kind == "llama3" and (missing := [key for key in FIXED_ROPE_VALUES[kind] if key not in rest]):
         raise BadInput(f"{name}.{missing[0]} is missing")
     _refuse(name, rest, known)

@@ -230,20 +230,20 @@ def add_variables(params: Params, shape: ModelShape) -> Params:
     return _nested(leaves | named_leaves(params))
 
 
-def _describe_bias(source: ExaminedFolder, ours: ConfigDict) -> list[str]:
-    """One line if the run's experts have a bias and the folder's not, or the other way."""
-    rate, theirs = ours.balance_rate, source.config.model
-    if not ours.n_experts or not theirs.n_experts or bool(rate) == bool(theirs.balance_rate):
-        return []
+def describe_bias(theirs: ConfigDict, ours: ConfigDict) -> str:
+    """One line if the experts of a model have a bias and those of the weights that it starts on not, or the reverse."""
+    rate, before = ours.balance_rate, theirs.balance_rate
+    if not ours.n_experts or not theirs.n_experts or bool(rate) == bool(before):
+        return ""
     if rate:
-        return [
-            f"model.balance_rate={rate!r} moves a bias of the experts, and there is none: {source.form.name} has no "
-            "e_score_correction_bias; nearest: model.balance_rate=0 (and model.balance_weight, a loss)"
-        ]
-    return [
-        "model.balance_rate=0.0 has no bias of the experts, and there is one (e_score_correction_bias); nearest: "
-        f"model.balance_rate={theirs.balance_rate:g}, or 1e-12, with which it rests"
-    ]
+        return (
+            f"model.balance_rate={rate:g} moves a bias of the experts, and these weights have none (there it is 0); "
+            "nearest: model.balance_rate=0, with model.balance_weight, a loss"
+        )
+    return (
+        f"model.balance_rate=0 has no bias of the experts, and these weights have one (there it is {before:g}); "
+        "nearest: model.balance_rate=1e-12, with which it rests"
+    )
 
 
 def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
@@ -259,7 +259,7 @@ def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
         if ours[key] != theirs[key] and key not in free:
             named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""
             differ.append(f"model.{key}={ours[key]!r}, there it is {theirs[key]!r}{named}")
-    differ += _describe_bias(source, ours)
+    differ += filter(None, [describe_bias(theirs, ours)])
     if multiplied := forward_multipliers(config_lib.static(config).model):
         bases = ", ".join(f"{key}={value:g}" for key, value in config.parametrization.items() if key != "name")
         differ.append(

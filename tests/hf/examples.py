@@ -73,6 +73,8 @@ MODELS = {
     ),
     "deepseek_v3_completep": (base.llama(32, 3, 4), DEEPSEEK, 12),
 }
+MIXTURES = [name for name, (_, values, _) in MODELS.items() if "n_experts" in values]
+DENSE = [name for name in MODELS if name not in MIXTURES]
 TEXTS = ("olmoe", "deepseek_v3")  # those that also continue a text, with bytes for tokens
 PROMPT, NEW_TOKENS = "def add(a, b):\n", 24
 

@@ -46,7 +46,7 @@ def largest_difference(a, b):
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-@pytest.mark.parametrize("name", one_in(3, examples.MODELS))
+@pytest.mark.parametrize("name", [*one_in(3, examples.DENSE), *one_in(4, examples.MIXTURES)])
 def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     shape = examples.shape(name)
     ours = examples.logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
@@ -321,7 +321,7 @@ def test_a_parameter_that_a_row_lacks_or_holds_twice_is_refused():
         tensor_places(fused, shape)
 
 
-@pytest.mark.parametrize("name", examples.MODELS)
+@pytest.mark.parametrize("name", [*one_in(4, examples.DENSE), *one_in(4, examples.MIXTURES)])
 def test_the_table_names_every_parameter_once(name):
     shape = examples.shape(name)
     chosen = [(leaf, place.index) for place in tensor_places(find_format(shape), shape).values() for leaf in place.ours]

@@ -39,7 +39,9 @@ def loaded_logits(folder):
         pytest.param(LLAMA, {"bfloat16": 21}, 5, id="llama"),
         pytest.param(GPT2, {"float32": 28}, 2, id="gpt2"),
         pytest.param(HERE / "their_deepseek_v2", {"float32": 23}, 2, id="deepseek_v2", marks=pytest.mark.full),
-        pytest.param(HERE / "their_deepseek_v3_dense", {"float32": 27}, 2, id="deepseek_v3_dense"),
+        pytest.param(
+            HERE / "their_deepseek_v3_dense", {"float32": 27}, 2, id="deepseek_v3_dense", marks=pytest.mark.full
+        ),
         pytest.param(MIXTRAL, {"float32": 47}, 2, id="mixtral"),
         pytest.param(HERE / "their_qwen3_moe", {"bfloat16": 62}, 4, id="qwen3_moe", marks=pytest.mark.full),
         pytest.param(OLMOE, {"float32": 25}, 2, id="olmoe", marks=pytest.mark.full),

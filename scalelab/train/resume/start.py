@@ -22,7 +22,7 @@ from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
 from scalelab.train.lineage import compatibility, determinism, mixed
-from scalelab.train.lineage.facts import describe_version_changes, diff_facts
+from scalelab.train.lineage.facts import config_from_facts, describe_version_changes, diff_facts
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.resume import handover
 from scalelab.train.run.feed import DataShift
@@ -188,9 +188,24 @@ def load_initial_weights(spec: TrainSpec) -> Weights | None:
     folder, step, checkpoints, name = find_checkpoint(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
-    params = handover.load_evaluation_params(checkpoints, loaded, name, spec.static)
+    params = _load_model(checkpoints, loaded, name, spec)
     origin = {"run": str(folder), "step": loaded.step, "digest": state.params_digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
+
+
+def _load_model(checkpoints: Checkpoints, loaded: LoadedStep, name: str, spec: TrainSpec) -> Any:
+    """The weights of a checked step for the model of `spec`; a load of experts that it lacks begins anew, even.
+
+    BadInput if one of the two models has a bias of experts and the other not.
+    """
+    model, saved = spec.config.model, config_from_facts(loaded.facts[name]).model
+    if problem := read.describe_bias(saved, model):
+        raise BadInput(f"train.init_from={spec.config.train.init_from!r}: {problem}")
+    static = spec.static
+    if model.balance_weight and not saved.balance_weight:  # without the variable that only this loss reads
+        static = dataclasses.replace(static, model=dataclasses.replace(static.model, balance_weight=0.0))
+    params = handover.load_evaluation_params(checkpoints, loaded, name, static)
+    return read.add_variables(params, spec.static.model) if static is not spec.static else params
 
 
 def check_initial_weights(source: str) -> None:
