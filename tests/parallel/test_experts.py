@@ -19,7 +19,7 @@ from scalelab.jaxprs import live_equations
 from scalelab.model.experts.exchange import Buffers, size_buffers
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
-from scalelab.sharding import BATCH_AXES, spec_of
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step.gradients import compute_gradients
 from tests.train.runs import ROOT
 
@@ -39,7 +39,7 @@ def walk(jaxpr):
 @functools.cache
 def equations_of_gradient(remat):
     """Of the gradient of a model with experts on the mesh LAYOUT, traced for no device."""
-    static, h = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)
+    static = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)[0]
     mesh = AbstractMesh(
         tuple(getattr(LAYOUT, axis) for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)
     )
