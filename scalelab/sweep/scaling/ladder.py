@@ -15,7 +15,9 @@ def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
     config = base.copy_and_resolve_references()
     with config.model.ignore_type():
         config.model.d_model = int(d_model)
-        config.model.d_head = config.model.d_ff = None
+        config.model.d_head = config.model.d_head_value = config.model.d_ff = None
+        equal = base.model.d_expert == base.model.d_ff
+        config.model.d_expert = None if equal else -(-base.model.d_expert * d_model // (8 * base.model.d_model)) * 8
     return config_lib.resolve(config)
 
 

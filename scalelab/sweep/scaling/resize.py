@@ -24,8 +24,8 @@ def depth_unit(config: ConfigDict) -> int:
 def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
     """The resolved config at `d_model` and `n_layers` (default: the config's).
 
-    d_head and the queries of each key head stay, the number of heads scales. d_ff keeps its ratio to d_model, rounded
-    up to a multiple of 8; the bases of mup and completep stay, and so do the shares of stacks. BadInput for a width
+    d_head and the queries of each key head stay, the number of heads scales. d_ff and d_expert keep their ratio to d_model,
+    rounded up to a multiple of 8; the bases of mup and completep stay, and so do the shares of stacks. BadInput for a width
     that heads or their groups don't divide, and for a depth that the stacks don't.
     """
     model, config = config.model, config.copy_and_resolve_references()
@@ -48,5 +48,6 @@ def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int 
         heads = model.n_heads * width // model.d_model
         config.model.update(d_model=width, n_layers=depth, n_heads=heads, n_kv_heads=heads // group)
         if width != model.d_model:
-            config.model.d_ff = -(-model.d_ff * width // (8 * model.d_model)) * 8
+            for key in ("d_ff", "d_expert"):
+                config.model[key] = -(-model[key] * width // (8 * model.d_model)) * 8
     return config_lib.resolve(config)
