@@ -88,7 +88,7 @@ from scalelab.train.step import program
 from tests.train.resume.test_compatibility import SMALL
 
 place, rows = pathlib.Path(sys.argv[1]), []
-MODEL = {"model.block": "experts", "model.n_experts": 8, "model.d_ff": 16, "train.global_batch": 8,
+MODEL = {"model.block": "experts", "model.n_experts": 8, "model.d_ff": 16, "train.global_batch": 8, "model.n_layers": 2,
          "schedule.name": "constant", "optim.peak_lr": 0.01}
 
 def values(steps, layout):
@@ -117,8 +117,9 @@ for number, layout in enumerate([{}, {"expert": 2, "fsdp": 2}]):
     lines = train(str(number), 3, layout)
     rows.append({"layout": layout, "same": before == after, "leaves": len(after), "held": there / held,
                  "loss": [line["train_loss"] for line in lines], "alone": [line["train_loss"] for line in alone]})
+staged = train("staged", 3, {"stage": 2, "expert": 2, "microbatches": 2})
 short = train("short", 2, saved | {"expert_buffer": 1.0})[0]
-print(json.dumps({"rows": rows, "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
+print(json.dumps({"rows": rows, "staged": [line["train_loss"] for line in staged], "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
 """
 
 
@@ -134,6 +135,7 @@ def test_a_run_with_experts_goes_on_upon_any_layout_with_its_bits_and_losses(tmp
     for row in answer["rows"]:
         assert row["same"] and row["leaves"] > 20, row["layout"]
         assert row["loss"] == pytest.approx(row["alone"], rel=1e-6), row
+    assert answer["staged"] == pytest.approx(answer["rows"][0]["alone"], rel=1e-6)  # variables move in stages, too
     assert [row["held"] for row in answer["rows"]] == [4, 1]
     none, some = answer["dropped"]
     assert none == 0 < some < 0.5

@@ -36,12 +36,12 @@ class Experts(nn.Module):
     ) -> jax.Array:
         """x_BSD -> [B, S, D]; `due` and `counts_BS` as in `Block`."""
         s, out = self.shape, residual_axes(self.shape.sequence_parallel)
-        y_BSD = self._routed(whole_sequence(x_BSD), due, counts_BS)
+        y_BSD = reshard_to(self._routed(whole_sequence(x_BSD), due, counts_BS), *out)
         if s.n_shared_experts:
             width = s.n_shared_experts * s.d_expert
             shared = MLP(s.mlp, s.d_model, width, s.bias, self.policy, out, projection_init(s), name="shared")
             y_BSD = y_BSD + shared(x_BSD)
-        return reshard_to(y_BSD, *out)
+        return y_BSD
 
     def _routed(self, x_BSD: jax.Array, due: jax.Array | None, counts_BS: jax.Array | None) -> jax.Array:
         s, give = self.shape, functools.partial(give_sum, self, counts_BS=counts_BS)
