@@ -44,10 +44,12 @@ MODEL = {
     "rope_theta": key(10_000.0, "rope: base wavelength", unit="positions", range=POSITIVE, source="Su et al. 2021"),
     "rope_scaling": key("none", "how rope is stretched to longer sequences",
         source="linear: Chen et al. 2023; ntk: bloc97 2023; llama3: Llama 3.1; yarn: Peng et al. 2023",
-        choices="model/attention/rotary.py:ROPE_SCALINGS"),  # none linear ntk llama3 yarn
+        choices="model/attention/positions/rotary.py:ROPE_SCALINGS"),  # none linear ntk llama3 yarn
     "rope_factor": key(1.0, "rope_scaling: by how much positions are stretched", range=(1, 1e6),
         source="Llama 3.1: 8, from an original length of 8192"),
     "rope_original": key(8192, "llama3, yarn: sequence length before stretching", unit="tokens", range=COUNT),
+    "rope_mscale": key(1.0, "yarn: m in 0.1 m ln(rope_factor) + 1, the factor on queries and on keys",
+        range=(0, 1e3), source="Peng et al. 2023, eq. 22: 1; DeepSeek-V2: 0.707"),
     "window": key(0, "latest tokens that a query attends to, itself included; 0: all", unit="tokens", range=(0, 1e9),
         source="Mistral 7B: 4096"),
     "global_every": key(0, "window: every n-th layer uses full attention; 0: none", unit="layers", range=(0, 1e6),
@@ -116,9 +118,9 @@ MODEL = {
         "counted; 0: none is dropped", range=(0, 1e6), source="Switch Transformer: 1.25"),
     "expert_products": setting("auto", "how tokens are multiplied with their experts; auto: by the chip",
         source="dropless: MegaBlocks (Gale et al. 2022)",
-        choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | loop blocks ragged dense
+        choices="model/experts/ways.py:CHOOSERS+WAYS"),  # auto | loop products blocks ragged dense
     "d_kv_latent": key(0, "latent attention: width of the vector from which keys and values come; 0: off",
-        range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1; 512"),
+        range=(0, 2**31 - 1), source="DeepSeek-V2 (2024), sec. 2.1: 512"),
     "d_q_latent": key(0, "latent attention: width of the vector from which queries come; 0: straight from the stream",
         range=(0, 2**31 - 1), source="DeepSeek-V3: 1536"),
     "d_head_rope": key(64, "latent attention: width of a head's part with rotation; d_head is the part without",

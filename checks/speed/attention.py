@@ -27,7 +27,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
 from scalelab.model.attention.mask import Scoring
-from scalelab.model.attention.relative import RelativeInputs
+from scalelab.model.attention.positions.relative import RelativeInputs
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
 

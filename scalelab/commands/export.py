@@ -3,8 +3,8 @@
 Write a run's weights (of its last step or of STEP, or an average) as a folder that Hugging Face's `transformers` loads
 with equal logits: config.json, model.safetensors (in parts above 5 GB), the tokenizer of its data (tokenizer.json,
 tokenizer_config.json, generation_config.json; not for bare ids) and scalelab.json, which records the weights' origin. A
-Llama becomes LlamaForCausalLM (with a window: MistralForCausalLM), a GPT-2 becomes GPT2LMHeadModel; a model that none
-of these can express is refused. RUN may hold imported weights.
+Llama becomes LlamaForCausalLM (with a window: MistralForCausalLM, with latent attention: DeepseekV3ForCausalLM), a
+GPT-2 becomes GPT2LMHeadModel; a model that none of these can express is refused. RUN may hold imported weights.
 
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 

@@ -1,10 +1,10 @@
 """scalelab import hf DIR [--out=FOLDER]
 
-Read a Llama, Mistral or GPT-2 from the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole
-or in parts) and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs,
-and no network is used. With --out the weights are written in fp32 to a folder for --init-from=FOLDER and `scalelab
-export`; DIR's tokenizer.json goes with them if it fits, so that `scalelab eval --tasks` and `scalelab sample` can read
-text. `scalelab train --init-from=hf:DIR` reads DIR directly.
+Read a Llama, Mistral, GPT-2 or DeepSeek-V2 or V3 whose layers are all dense from the files of Hugging Face's
+`transformers` (safetensors in fp32, bf16 or fp16, whole or in parts) and print the config that a run on these weights
+needs. Nothing is unpickled, no code of the folder runs, and no network is used. With --out the weights are written in
+fp32 to a folder for --init-from=FOLDER and `scalelab export`; DIR's tokenizer.json goes with them if it fits, so that
+`scalelab eval --tasks` and `scalelab sample` can read text. `scalelab train --init-from=hf:DIR` reads DIR directly.
 
 Exit code: 0 done, 2 bad input.
 

@@ -75,6 +75,7 @@ class ModelShape:
     d_q_latent: int = 0
     d_head_rope: int = 64
     d_head_value: int = 0
+    rope_mscale: float = 1.0
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
@@ -87,6 +88,21 @@ class ModelShape:
             self, remat="none", attention="plain", expert_products="auto", sequence_parallel=False, sums="compute",
             parts=0, expert_buffer=0.0,
         )  # fmt: skip
+
+    @property
+    def d_key(self) -> int:
+        """Numbers of a head's query that are multiplied with as many of a key: with a latent those of both parts."""
+        return self.d_head + (self.d_head_rope if self.d_kv_latent else 0)
+
+    @property
+    def d_value(self) -> int:
+        """Numbers of a head's value."""
+        return self.d_head_value if self.d_kv_latent else self.d_head
+
+    @property
+    def d_rotated(self) -> int:
+        """Numbers of a head's query and key that RoPE rotates."""
+        return self.d_head_rope if self.d_kv_latent else self.d_head
 
     @property
     def width_ratio(self) -> float:
@@ -244,8 +260,9 @@ class Static:
 
 def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
+    unused = {} if config.model.d_kv_latent else {"d_head_rope": 64, "d_head_value": 0}  # the shape's defaults
     shape = ModelShape(
-        **config.model.to_dict(),
+        **config.model.to_dict() | unused,
         parametrization=config.parametrization.name,
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,

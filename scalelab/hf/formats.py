@@ -19,6 +19,7 @@ from scalelab.model.transformer import parameter_declarations
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
 REQUIRED_KEY = object()  # value in `Format.absent`: config.json must have this key
+NULL = object()  # value of `Format.write`: config.json has null there
 UNKNOWN = "not known"  # value in `unsupported_keys`: a model option that the format can't name
 
 # Fields of a ModelShape that don't change the weights' function, or are folded into the weights
@@ -28,10 +29,18 @@ IRRELEVANT_KEYS = (
     # without effect unless there is a window (which requires the first; the second needs a window) or qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
+    *("d_q_latent", "d_head_rope", "d_head_value"),  # without effect unless there is a d_kv_latent
+    # without effect unless there are experts
+    *("experts_per_token", "d_expert", "n_shared_experts", "router_scores", "router_renormalize", "router_scale"),
+    *("router_groups", "router_groups_per_token", "router_z_weight", "balance_rate", "balance_weight"),
+    *("balance_sequence_weight", "expert_capacity", "expert_products"),
 )
 
 # Options that no format can express.
-PLAIN_BLOCK = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
+PLAIN_BLOCK = {
+    "nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none",
+    "d_kv_latent": 0, "n_experts": 0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,7 @@ class TensorRow:
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False  # outs x ins, as in torch's Linear; else ins x outs
+    outs: Callable[[ModelShape], np.ndarray] | None = None  # which of our outs each of theirs is; None: in our order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +92,7 @@ class TensorPlace:
     declared: tuple[Declaration, ...]
     layer: int | None
     transposed: bool
+    outs: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,11 +106,13 @@ class TensorPlace:
         parts = [np.asarray(leaves[name][self._index]) for name in self.ours]
         flat = [part.reshape(_flat(declared)) for part, declared in zip(parts, self.declared, strict=True)]
         whole = np.concatenate(flat, axis=-1)
+        whole = whole if self.outs is None else whole[..., self.outs]
         return np.ascontiguousarray(whole.T if self.transposed else whole)
 
     def unpack(self, tensor: np.ndarray, leaves: Leaves) -> None:
         """Copy the tensor of a file into the arrays of our parameters."""
         whole = tensor.T if self.transposed else tensor
+        whole = whole if self.outs is None else whole[..., np.argsort(self.outs)]
         ends = np.cumsum([_flat(declared)[-1] for declared in self.declared])[:-1]
         for name, declared, part in zip(self.ours, self.declared, np.split(whole, ends, axis=-1), strict=True):
             leaves[name][self._index] = part.reshape(_own(declared))
@@ -137,9 +150,9 @@ def tensor_places(form: Format, shape: ModelShape) -> dict[str, TensorPlace]:
                 f"{form.name}: {row.theirs} holds {present[0]} and {missing[0]}; this model has no {missing[0]}"
             )
         placed.update(row.ours)
-        each = tuple(declared[name] for name in row.ours)
+        each, outs = tuple(declared[name] for name in row.ours), row.outs and row.outs(shape)
         for layer in range(shape.n_layers) if each[0].stack else (None,):
-            tensors[row.theirs.format(layer)] = TensorPlace(row.ours, each, layer, row.transposed)
+            tensors[row.theirs.format(layer)] = TensorPlace(row.ours, each, layer, row.transposed, outs)
     _refuse_unplaced(form, shape, declared, placed)
     return tensors
 
@@ -155,16 +168,20 @@ def _refuse_unplaced(
             f"scalelab/hf/{form.name}.py if transformers' model has such a tensor; otherwise the weights would be "
             "another model's"
         )
+    heads = (shape.d_key, shape.d_head + shape.d_value, shape.d_value) if shape.d_kv_latent else (shape.d_head,)
+    latents = shape.d_kv_latent, shape.d_q_latent
     sizes = {
-        "layers": shape.n_layers, "embed": shape.d_model, "mlp": shape.d_ff, "heads": shape.n_heads,
-        "kv_heads": shape.n_kv_heads, "head_dim": shape.d_head, "vocab": shape.vocab_size, "seq": shape.seq_len,
+        "layers": (shape.n_layers,), "embed": (shape.d_model,), "mlp": (shape.d_ff,), "heads": (shape.n_heads,),
+        "kv_heads": (shape.n_kv_heads,), "head_dim": heads, "vocab": (shape.vocab_size,), "seq": (shape.seq_len,),
+        "latent": latents, "compressed": (shape.d_kv_latent + shape.d_head_rope, shape.d_q_latent),
     }  # fmt: skip
     for name, declaration in declared.items():
         for axis, size in zip(declaration.axes, declaration.shape, strict=True):
-            if sizes.get(axis) != size:
+            if size not in sizes.get(axis, ()):
+                implied = " or ".join(map(str, sizes.get(axis, ("no such axis",))))
                 raise BadInput(
                     f"{form.name}: axis {axis!r} of {name} has size {size}, which {form.name} can't express "
-                    f"(config.json implies {sizes.get(axis, 'no such axis')})"
+                    f"(config.json implies {implied})"
                 )
 
 
@@ -176,7 +193,7 @@ def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[
     for name, value in (mapped | form.theirs | form.write(shape)).items():
         group, _, key = name.rpartition(".")
         if value is not None:
-            (content.setdefault(group, {}) if group else content)[key] = value
+            (content.setdefault(group, {}) if group else content)[key] = None if value is NULL else value
     return content
 
 

@@ -66,6 +66,6 @@ GPT2 = Format(
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".attn.bias", ".attn.masked_bias"),
-    unused=("rope_theta", "rope_factor", "rope_original"),
+    unused=("rope_theta", "rope_factor", "rope_original", "rope_mscale"),
     extra={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 )

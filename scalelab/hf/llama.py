@@ -13,7 +13,10 @@ _PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in
     f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")
 }
 
-_OURS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN_BLOCK
+_OURS = {
+    "position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0,
+    **PLAIN_BLOCK,
+}  # fmt: skip
 
 LLAMA = Format(
     name="llama",

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.attention.rotary import FAST, HIGH, LOW, SLOW
+from scalelab.model.attention.positions.rotary import FAST, HIGH, LOW, SLOW
 
 ROPE_KEYS = (
     "rope_scaling",

@@ -17,6 +17,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.attention import Attention, attention_scale
 from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.latent import LatentAttention
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, Variable
 from scalelab.model.experts.experts import Experts
@@ -66,8 +67,9 @@ def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     head or not), and a block's last products take 1/m_L. Factors of one are left out.
     """
     last = ("attention.o", *(("experts.down", "experts.shared.down") if shape.n_experts else ("mlp.down",)))
+    queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
     factors = {
-        "blocks.attention.q": attention_scale(shape) * shape.d_head**0.5,
+        f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
         **{f"blocks.{name}": branch_multiplier(shape) for name in last},
         "final_norm": head_multiplier(shape),
     }
@@ -107,7 +109,8 @@ class Block(nn.Module):
             mlp = functools.partial(Experts(s, policy, name="experts"), counts_BS=counts_BS)
         else:
             mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, projection_init(s), name="mlp")
-        attention, times = Attention(s, policy, name="attention"), branch_multiplier(s)
+        attention = (LatentAttention if s.d_kv_latent else Attention)(s, policy, name="attention")
+        times = branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)

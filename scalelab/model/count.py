@@ -62,7 +62,7 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
     biases. SwiGLU's gate counts as a third MLP matrix, and so do other matrices of a user's block.
     """
     s, d = seq_len or shape.seq_len, shape.d_model
-    kh, declared = shape.d_head * shape.n_heads, transformer.parameter_declarations(shape)
+    declared = transformer.parameter_declarations(shape)
     attending = stacks_with_attention(shape)
     layers, local = sum(stack.depth for stack in attending), count_local_layers(shape, attending)
     matrices = {"qkv": 0, "attention_output": 0, "mlp": 0}
@@ -75,9 +75,9 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
         "qkv": 2.0 * s * matrices["qkv"],
-        "attention_logits": 2.0 * s * keys_per_query * kh,
+        "attention_logits": 2.0 * s * keys_per_query * shape.n_heads * shape.d_key,
         "softmax": 3.0 * shape.n_heads * s * keys_per_query,
-        "attention_values": 2.0 * s * keys_per_query * kh,
+        "attention_values": 2.0 * s * keys_per_query * shape.n_heads * shape.d_value,
         "attention_output": 2.0 * s * matrices["attention_output"],
         "mlp": 2.0 * s * matrices["mlp"],
         "final_logits": 2.0 * s * d * shape.vocab_size,
@@ -109,9 +109,9 @@ def hardware_flops_per_token(shape: ModelShape, remat: str) -> float:
 def _jaxpr_flops(shape: ModelShape, remat: str) -> float:
     # The traced products take all keys; the ones hidden by a window are subtracted here. Remat computes two of
     # attention's six products again: `dots` saves none that has a batch axis.
-    products = 12.0 if remat == "none" else 16.0
+    products = 6.0 if remat == "none" else 8.0  # FLOPs a number of a key, and of a value
     local = count_local_layers(shape, stacks_with_attention(shape))
-    hidden = products * local * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
+    hidden = products * local * max(0, shape.seq_len - shape.window) * shape.n_heads * (shape.d_key + shape.d_value)
     return walked_flops(shape, remat) / shape.seq_len - hidden
 
 

@@ -12,6 +12,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention.documents import CachePast, PackedDocuments, SplitTokens
+from scalelab.model.attention.latent import attention_kind
 from scalelab.model.pieces import end_in_logits, run_pieces
 from scalelab.model.stacks import by_stack
 from scalelab.precision.policy import FP32, Policy, array_dtype
@@ -20,7 +21,7 @@ from scalelab.precision.policy import FP32, Policy, array_dtype
 class KVCache(NamedTuple):
     """Keys, values and documents of the tokens so far."""
 
-    keys: Any  # {"k", "v"}: [L, B, C, K, H] in the policy's compute dtype
+    keys: Any  # {"k", "v"}: [L, B, C, K, H] in the policy's compute dtype; of latent attention {"latent"}, one head
     segment_BC: jax.Array  # each token's document, as the index of the document's first token
     filled: jax.Array  # tokens in the cache
     first_B: jax.Array  # index of the current document's first token
@@ -34,9 +35,10 @@ def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP3
             f"{length} tokens: the model has learned positions for model.seq_len={shape.seq_len}; "
             f"nearest: {shape.seq_len}"
         )
-    zeros = jnp.zeros((shape.n_layers, batch, length, shape.n_kv_heads, shape.d_head), array_dtype(policy.compute))
+    format, sizes = array_dtype(policy.compute), attention_kind(shape).cache_sizes(shape)
+    keys = {name: jnp.zeros((shape.n_layers, batch, length, *size), format) for name, size in sizes.items()}
     zero_B = jnp.zeros(batch, jnp.int32)
-    return KVCache({"k": zeros, "v": zeros}, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), zero_B, zero_B - 1)
+    return KVCache(keys, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), zero_B, zero_B - 1)
 
 
 def decode_tokens(

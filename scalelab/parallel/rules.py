@@ -36,7 +36,7 @@ from scalelab.sharding import (
     mesh_axes,
 )
 
-FSDP_AXIS = "embed"
+FSDP_AXES = ("embed", "latent")  # no parameter has both
 EXPERTS = "experts"
 NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
 MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unsharded
@@ -47,7 +47,7 @@ def parameter_spec(declaration: Declaration | Variable, fsdp: bool, stages: bool
 
     `expert` splits the weights of experts; the router and the experts' variables are small, and read whole.
     """
-    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
+    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | (dict.fromkeys(FSDP_AXES, "fsdp") if fsdp else {})
     split |= {"layers": STAGE_AXIS} if stages else {}
     split |= {EXPERTS: EXPERT_AXIS} if EXPERTS in getattr(declaration, "stack", ()) else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
@@ -79,7 +79,7 @@ def within_layers(declaration: Declaration, spec: PartitionSpec, around: bool = 
     """
 
     def split(axis: str, entry: Any) -> Any:
-        if axis != FSDP_AXIS:
+        if axis not in FSDP_AXES:
             return None if axis == "layers" else entry
         return STAGE_AXIS if entry is None else (STAGE_AXIS, entry) if around else (entry, STAGE_AXIS)
 
@@ -184,7 +184,8 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
             "devices that share a sequence attend in a ring; nearest: auto"
         )
     if layout.zero:
-        check_divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
+        for name in ("d_model", "d_kv_latent", "d_q_latent"):
+            check_divides(f"model.{name}", getattr(model, name), "parallel.fsdp", layout.fsdp)
     batch_axes = "parallel.data x parallel.fsdp" + " x parallel.expert" * (layout.expert > 1)
     check_divides("train.global_batch / train.accumulate", micro, batch_axes, layout.batch_parts)
     _check_curvature(static.optim.name, layout)
@@ -266,9 +267,9 @@ def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:
     if layout.zero < 3 or layout.fsdp == 1:
         return []
     leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=lambda d: isinstance(d, Declaration))
-    unsharded = [(path, d) for path, d in leaves if FSDP_AXIS not in d.axes]
+    unsharded = [(path, d) for path, d in leaves if not {*FSDP_AXES} & {*d.axes}]
     share = sum(d.size for _, d in unsharded) / sum(d.size for _, d in leaves)
     if share <= MAX_UNSHARDED_SHARE:
         return []
     names = ", ".join(".".join(str(key.key) for key in path) for path, _ in unsharded[:6])
-    return [f"{share:.1%} of the parameters are not split by fsdp, since they have no `{FSDP_AXIS}` axis: {names}"]
+    return [f"{share:.1%} of the parameters are not split by fsdp, since they have no `{FSDP_AXES[0]}` axis: {names}"]

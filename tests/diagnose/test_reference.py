@@ -42,6 +42,15 @@ MODELS = {
     "yarn, no positions in some layers": {
         "model__rope_scaling": "yarn", "model__rope_factor": 4.0, "model__rope_original": 16, "model__nope_every": 2,
     },
+    "latents": {
+        "model__d_kv_latent": 12, "model__d_q_latent": 20, "model__d_head_rope": 6, "model__d_head_value": 10,
+        "model__rope_scaling": "yarn", "model__rope_factor": 4.0, "model__rope_original": 16, "model__rope_mscale": 0.7,
+        "model__nope_every": 2,
+    },
+    "latents in a window": {
+        "model__d_kv_latent": 16, "model__d_head_rope": 2, "model__bias": True, "model__window": 5,
+        "parametrization__name": "mup", "parametrization__base_width": 8, **MASKED,
+    },
     "llama 3": {"model__rope_scaling": "llama3", "model__rope_factor": 8.0, "model__rope_original": 16},
     "palm, mup": {
         "parametrization__name": "mup", "parametrization__base_width": 8, "model__logit_scale": "rsqrt_width",

@@ -15,6 +15,7 @@ from scalelab.model.transformer import parameter_declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
 STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
+LATENT = {"d_kv_latent": 16, "d_head_rope": 6, "d_head_value": 10}
 MODELS = {
     "llama_grouped": (
         base.llama(32, 2, 4),
@@ -29,6 +30,20 @@ MODELS = {
     "mistral": (base.llama(32, 2, 4), {"window": 5, "n_kv_heads": 2, "rope_theta": 5e5}, 0),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
+    "deepseek": (
+        base.llama(32, 2, 4),
+        {
+            "rope_scaling": "yarn",
+            "rope_factor": 2.0,
+            "rope_mscale": 0.707,
+            "seq_len": 128,
+            "d_q_latent": 24,
+            **STRETCHED,
+            **LATENT,
+        },
+        0,
+    ),
+    "deepseek_mup": (base.llama(32, 2, 4), {"tied_head": True, **LATENT}, 16),
 }
 
 

@@ -71,6 +71,7 @@ NOTICED = [
     ("llama_linear", {"rope_factor": 2.0}),
     ("llama_llama3", {"rope_original": 32}),
     ("llama_yarn", {"rope_original": 32}),
+    ("deepseek", {"rope_mscale": 0.8}),
     ("mistral", {"window": 6}),
 ]
 
@@ -86,7 +87,7 @@ def test_the_answers_would_notice_another_rope_window_or_norm(name, change):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_grouped", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral", "gpt2"]
+    "name", ["llama_grouped", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral", "gpt2", "deepseek"]
 )
 def test_written_and_read_again_every_bit_is_the_same(tmp_path, name):
     written(tmp_path, name)
@@ -243,6 +244,8 @@ WORDS = {
     "norm_place": "before after",
     "attention": "auto plain blockwise",
     "parametrization": "standard mup completep",
+    "router_scores": "softmax sigmoid",
+    "expert_products": "auto dense",
 }
 
 

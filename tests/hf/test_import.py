@@ -23,6 +23,7 @@ from tests.quick import one_in
 
 LOGITS = np.load(HERE / "answers.npz")
 LLAMA, GPT2 = HERE / "their_llama", HERE / "their_gpt2"
+V2, V3 = HERE / "their_deepseek_v2", HERE / "their_deepseek_v3"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -33,7 +34,9 @@ def loaded_logits(folder):
 
 
 @pytest.mark.parametrize(
-    ("folder", "dtypes", "files"), [(LLAMA, {"bfloat16": 21}, 5), (GPT2, {"float32": 28}, 2)], ids=["llama", "gpt2"]
+    ("folder", "dtypes", "files"),
+    [(LLAMA, {"bfloat16": 21}, 5), (GPT2, {"float32": 28}, 2), (V2, {"float32": 23}, 2), (V3, {"float32": 27}, 2)],
+    ids=["llama", "gpt2", "deepseek_v2", "deepseek_v3"],
 )
 def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes, files):
     source, ours = loaded_logits(folder)
@@ -155,7 +158,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 CONFIGS = {
     "another model": (
         {"model_type": "qwen2"},
-        "model_type='qwen2' is not a format that can be read; known: gpt2, llama, mistral",
+        "model_type='qwen2' is not a format that can be read; known: deepseek_v2, deepseek_v3, gpt2, llama, mistral",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.model import count, transformer
-from scalelab.model.attention.rotary import rope_frequencies, yarn_amplitude
+from scalelab.model.attention.positions.rotary import rope_frequencies, yarn_amplitude
 from tests.model.shapes import logit_error, random_params, shape, tokens
 from tests.model.test_decode import in_pieces
 from tests.quick import one_in

@@ -119,7 +119,8 @@ for number, layout in enumerate([{}, {"expert": 2, "fsdp": 2}]):
                  "loss": [line["train_loss"] for line in lines], "alone": [line["train_loss"] for line in alone]})
 staged = train("staged", 3, {"stage": 2, "expert": 2, "microbatches": 2})
 short = train("short", 2, saved | {"expert_buffer": 1.0})[0]
-print(json.dumps({"rows": rows, "staged": [line["train_loss"] for line in staged], "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
+print(json.dumps({"rows": rows, "staged": [line["train_loss"] for line in staged],
+                  "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
 """
 
 

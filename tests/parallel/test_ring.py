@@ -24,7 +24,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType
 from scalelab.model.attention import kernels, order, ring
 from scalelab.model.attention.mask import MaskInfo, Scoring
-from scalelab.model.attention.relative import RelativeInputs
+from scalelab.model.attention.positions.relative import RelativeInputs
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.sharding import activation_spec
 

@@ -18,6 +18,8 @@ MODELS = [
     {"mlp": "gelu"}, {"mlp": "relu2"}, {"mlp": "relu"}, {"qk_norm": "true"}, {"tied_head": "true"}, {"bias": "true"},
     {"qk_norm": "true", "qk_norm_over": "projection"}, {"qkv_bias": "true"}, {"window": "4"}, {"d_head": "12"},
     {"window": "4", "global_every": "2"}, {"nope_every": "2"}, {"d_ff": "50"},
+    {"d_kv_latent": "24", "d_head_rope": "4", "n_kv_heads": "4"},
+    {"d_kv_latent": "24", "d_q_latent": "40", "d_head_value": "6", "bias": "true", "n_kv_heads": "4"},
     {"bias": "true", "norm": "layernorm", "block": "parallel", "mlp": "gelu", "position": "learned"},
 ]  # fmt: skip
 

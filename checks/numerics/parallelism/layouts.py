@@ -88,6 +88,14 @@ MODEL_OPTIONS: dict[str, dict[str, Any]] = {
         "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
         "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
     },
+    "latents": {
+        "model.d_kv_latent": 24, "model.d_q_latent": 16, "model.d_head_rope": 6, "model.d_head_value": 10,
+        "data.documents": "mask",
+    },
+    "latents in a window": {
+        "model.d_kv_latent": 16, "model.d_head_rope": 2, "model.d_head_value": 4, "model.bias": True,
+        "model.window": 9, "model.global_every": 2, "model.remat": "dots", **FOUR_LAYERS,
+    },
     "all": {
         "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
         "model.window": 9, "model.global_every": 4, "model.nope_every": 3,

@@ -144,7 +144,7 @@ class Imported:
 
 @check_arguments(out=optional(FOLDER))
 def import_hf(folder: Path, out: Path | None = None) -> Imported:
-    """Read a Llama, Mistral or GPT-2 of `transformers`, and with `out` write its weights (`scalelab import hf`)."""
+    """Read a model in the layout of `transformers`, and with `out` write its weights (`scalelab import hf`)."""
     weights = load_hf_weights(pathlib.Path(folder))
     tokenizer, why = load_hf_tokenizer(pathlib.Path(folder), weights.shape.vocab_size)
     if out:

@@ -20,6 +20,7 @@ def check_combinations(config: "ConfigDict") -> None:
     """Raise BadInput for the first impossible combination of values."""
     model, train = config.model, config.train
     _check_heads(model)
+    _check_latent(model)
     _check_layers(model)
     _check_parts(model)
     check_experts(model)
@@ -45,9 +46,8 @@ def _check_heads(model: "ConfigDict") -> None:
         raise BadInput(
             f"model.n_kv_heads={model.n_kv_heads} does not divide model.n_heads={model.n_heads}; nearest: {good}"
         )
-    if model.position in ("rope", "relative") and (model.d_head if model.position == "rope" else model.d_model) % 2:
-        name = "d_head" if model.position == "rope" else "d_model"
-        value = model[name]
+    rotated = {"rope": "d_head_rope" if model.d_kv_latent else "d_head", "relative": "d_model"}
+    if (name := rotated.get(model.position)) and (value := model[name]) % 2:
         raise BadInput(
             f"model.position={model.position!r} rotates pairs of dimensions, so model.{name}={value} must be even; "
             f"nearest: {value + 1}"
@@ -56,6 +56,33 @@ def _check_heads(model: "ConfigDict") -> None:
         raise BadInput(
             f"model.position='relative' needs a key for every query head: "
             f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
+        )
+
+
+def _check_latent(model: "ConfigDict") -> None:
+    """Check the options of latent attention, and those that it has no place for."""
+    if not model.d_kv_latent:
+        for key, off in (("d_q_latent", 0), ("d_head_value", model.d_head)):
+            if model[key] != off:
+                raise BadInput(
+                    f"model.{key}={model[key]} without model.d_kv_latent: only latent attention has it; "
+                    f"nearest: model.{key}={off}, or model.d_kv_latent={4 * model.d_head}"
+                )
+        return
+    if model.n_kv_heads != model.n_heads:
+        raise BadInput(
+            f"model.n_kv_heads={model.n_kv_heads} with model.d_kv_latent={model.d_kv_latent}: each of model.n_heads="
+            f"{model.n_heads} heads has keys and values of its own, made of one latent; nearest: {model.n_heads}"
+        )
+    if model.position == "relative":
+        raise BadInput(
+            f"model.position='relative' with model.d_kv_latent={model.d_kv_latent}: the position of latent attention "
+            "stands in keys of model.d_head_rope numbers; nearest: rope"
+        )
+    if model.qk_norm:
+        raise BadInput(
+            f"model.qk_norm=True with model.d_kv_latent={model.d_kv_latent}: a norm of each key could not be absorbed "
+            "into the queries, so that no latent could be cached; latents have norms of their own; nearest: False"
         )
 
 
@@ -174,10 +201,16 @@ def _check_rope(model: "ConfigDict") -> None:
             f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: "
             "a factor other than 1 and a way to scale go together; nearest: rope_factor=1, rope_scaling=none"
         )
-    if model.rope_scaling == "ntk" and model.d_head < 4:
+    if model.rope_mscale != 1 and model.rope_scaling != "yarn":
         raise BadInput(
-            f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.d_head={model.d_head} "
-            "has one pair; nearest: model.d_head=4"
+            f"model.rope_mscale={model.rope_mscale:g} is for model.rope_scaling='yarn', not {model.rope_scaling!r}; "
+            "nearest: 1"
+        )
+    rotated = "d_head_rope" if model.d_kv_latent else "d_head"
+    if model.rope_scaling == "ntk" and model[rotated] < 4:
+        raise BadInput(
+            f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.{rotated}="
+            f"{model[rotated]} has one pair; nearest: model.{rotated}=4"
         )
     if model.rope_scaling == "yarn" and model.rope_theta <= 1:
         raise BadInput(

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_experts(model: "ConfigDict") -> None:
-    """Raise BadInput for the first contradiction among the keys of experts and of latent attention."""
-    if model.d_kv_latent or model.d_q_latent:
-        key = "d_kv_latent" if model.d_kv_latent else "d_q_latent"
-        raise BadInput(f"model.{key}={model[key]}: this version has no latent attention; nearest: 0")
+    """Raise BadInput for the first contradiction among the keys of experts."""
     blocks = [stack.block for stack in mixture_text.parse_stacks(model.block, model.n_layers)]
     if "experts" in blocks and not model.n_experts:
         raise BadInput(f"model.block={model.block!r} with model.n_experts=0: a block has experts; nearest: n_experts=8")

@@ -12,14 +12,14 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.config.choices import PARAMETRIZATIONS
-from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.documents import CachePast, PackedDocuments
 from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
 from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.order import token_positions
 from scalelab.model.attention.plain import attention_logits, masked_attention
-from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
-from scalelab.model.attention.rotary import apply_rope, layer_frequencies
+from scalelab.model.attention.positions.relative import RelativeInputs, relative_scores, sinusoidal_encoding
+from scalelab.model.attention.positions.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence
@@ -74,14 +74,21 @@ class Attention(nn.Module):
         if packed is not None and packed.past is not None:
             y_BSNH = self.attend_to_cache(placed, v_BSKH, layer, packed)
         else:
-            mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
-            scoring = Scoring(placed.scale, mask_info, s.window, placed.relative)
-            self.observe_logits(placed.q_BSNH, placed.k_BSKH, scoring, due)
-            kernel = program_kernel(choose_kernel(s, compute, packed is not None), s.attention)
-            y_BSNH = compute_attention(placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, kernel)
+            y_BSNH = self.attend(placed, v_BSKH, layer, packed, due)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
+
+    def attend(
+        self, placed: Placed, v_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None,
+        due: jax.Array | None,
+    ) -> jax.Array:  # fmt: skip
+        """Attention of a whole sequence by the kernel of this program."""
+        s, mask_info = self.shape, MaskInfo(packed and packed.segment_BS, layer.is_global)
+        scoring = Scoring(placed.scale, mask_info, s.window, placed.relative)
+        self.observe_logits(placed.q_BSNH, placed.k_BSKH, scoring, due)
+        kernel = choose_kernel(s, array_dtype(self.policy.compute), packed is not None)
+        return compute_attention(placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, program_kernel(kernel, s.attention))
 
     def leave_unplaced(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
@@ -91,11 +98,12 @@ class Attention(nn.Module):
         return Placed(q_BSNH, k_BSKH, attention_scale(self.shape), None)
 
     def rotate(self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None) -> Placed:
-        """Queries and keys under RoPE."""
-        length = q_BSNH.shape[1]
+        """Queries and keys under RoPE; of a query as wide as `d_key` the last `d_rotated` numbers."""
+        length, fixed = q_BSNH.shape[1], q_BSNH.shape[-1] - self.shape.d_rotated
         position_BS = rope_positions(packed.position_BS if packed else token_positions(length), layer, length)
         frequency_P, logit_factor = layer_frequencies(self.shape, layer)
-        q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
+        q_rotated, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH[..., fixed:], k_BSKH))
+        q_BSNH = jnp.concatenate([q_BSNH[..., :fixed], q_rotated], axis=-1) if fixed else q_rotated
         if isinstance(logit_factor, jax.Array):
             return Placed((q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape), None)
         return Placed(q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor, None)
@@ -114,17 +122,29 @@ class Attention(nn.Module):
         self, placed: Placed, v_BTKH: jax.Array, layer: LayerFlags, packed: PackedDocuments
     ) -> jax.Array:
         """Attention of new tokens to the cached ones and to each other; the new ones are added to the cache."""
-        cache, past, (q_BTNH, k_BTKH, scale, relative) = {}, packed.past, placed
+        past, (q_BTNH, k_BTKH, scale, relative) = packed.past, placed
         assert past is not None
-        for name, new in (("k", k_BTKH), ("v", v_BTKH)):
-            old: jax.Array = self.get_variable("cache", name)
-            cache[name] = jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), past.filled, axis=1)
-            self.put_variable("cache", name, cache[name])
-        index_T, index_C = past.filled + jnp.arange(q_BTNH.shape[1]), jnp.arange(past.segment_BC.shape[1])
-        limits = self.shape.window, layer.is_global, packed.segment_BS, past.segment_BC
-        mask = attention_mask(index_T, index_C, *limits)
+        k_BCKH, v_BCKH = (self.extend_cache(name, x, past) for name, x in (("k", k_BTKH), ("v", v_BTKH)))
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
-        return masked_attention(q_BTNH * scale, cache["k"], cache["v"], bias_BNTC, mask)
+        return masked_attention(q_BTNH * scale, k_BCKH, v_BCKH, bias_BNTC, self.cache_mask(layer, packed, past))
+
+    def extend_cache(self, name: str, new_BTKH: jax.Array, past: CachePast) -> jax.Array:
+        """The cache of this name [B, C, K, H] with the new tokens in it, which it also keeps."""
+        old: jax.Array = self.get_variable("cache", name)
+        cache = jax.lax.dynamic_update_slice_in_dim(old, new_BTKH.astype(old.dtype), past.filled, axis=1)
+        self.put_variable("cache", name, cache)
+        return cache
+
+    def cache_mask(self, layer: LayerFlags, packed: PackedDocuments, past: CachePast) -> jax.Array:
+        """Where new tokens may attend to the cache's, themselves included: [B, T, C]."""
+        index_T, index_C = past.filled + jnp.arange(packed.segment_BS.shape[1]), jnp.arange(past.segment_BC.shape[1])
+        limits = self.shape.window, layer.is_global, packed.segment_BS, past.segment_BC
+        return attention_mask(index_T, index_C, *limits)
+
+    @staticmethod
+    def cache_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+        """{what the cache holds of a token in a layer: (heads, numbers of each)}."""
+        return dict.fromkeys(("k", "v"), (shape.n_kv_heads, shape.d_head))
 
     def add_distances(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
@@ -158,6 +178,6 @@ POSITIONS: dict[str, Callable[..., Placed]] = {
 
 
 def attention_scale(shape: ModelShape) -> float:
-    """1/sqrt(d_head); under muP proportional to 1/d_head, equal at the base's d_head (Yang et al. 2022, Def. 4.1)."""
-    follows = PARAMETRIZATIONS[shape.parametrization].width
-    return shape.base_d_head**0.5 / shape.d_head if follows else shape.d_head**-0.5
+    """1/sqrt(d_key); under muP proportional to 1/d_key, equal at the base's d_head (Yang et al. 2022, Def. 4.1)."""
+    base = shape.base_d_head * (shape.d_key / shape.d_head)  # with a latent, both parts of a key grow alike
+    return base**0.5 / shape.d_key if PARAMETRIZATIONS[shape.parametrization].width else shape.d_key**-0.5

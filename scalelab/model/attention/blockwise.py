@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring, attention_mask
-from scalelab.model.attention.relative import (
+from scalelab.model.attention.positions.relative import (
     BlockedRelative,
     add_block_gradients,
     blocked_relative_gradients,
@@ -84,7 +84,7 @@ def blockwise_forward(
     blocks = _visible_blocks(length, scoring, block)
     grouped = group_heads(q * scoring.scale, k.shape[2]), move_heads_first(k), move_heads_first(v)
     q_, k_, v_ = (_pad_to_blocks(x, block) for x in grouped)
-    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), blocks))
+    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_, v_), blocks))
     residuals = (q, k, v, scoring, y[..., :length, :], log_z)
     return ungroup_heads(y[..., :length, :]).astype(q.dtype), residuals
 
@@ -128,10 +128,11 @@ def visible_block_pairs(blocks: int, block: int, window: int = 0, mask_info: Mas
     return np.array(near, np.int32)
 
 
-def empty_sums(q: jax.Array) -> SoftmaxSums:
+def empty_sums(q: jax.Array, v: jax.Array) -> SoftmaxSums:
     """Softmax sums before the first key."""
     zero = vary_like(jnp.zeros(q.shape[:-1]), q)
-    return SoftmaxSums(jnp.full_like(zero, -jnp.inf), zero, vary_like(jnp.zeros(q.shape), q))
+    y = vary_like(jnp.zeros((*q.shape[:-1], v.shape[-1])), q)
+    return SoftmaxSums(jnp.full_like(zero, -jnp.inf), zero, y)
 
 
 def finish_softmax(sums: SoftmaxSums) -> tuple[jax.Array, jax.Array]:

@@ -154,11 +154,13 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Ta
     if kind == "cudnn":
         if target.context > 1 and masked and target.capability < HOPPER:
             return "in a ring it takes documents from compute capability 9.0 on (Hopper)"
-        return cudnn.obstacle(shape.d_head, compute, target.capability)
+        width, named = max(shape.d_key, shape.d_value), "d_head + d_head_rope" if shape.d_kv_latent else "d_head"
+        return cudnn.obstacle(width, compute, target.capability, named)
     tokens = shape.seq_len // (2 * target.context) if target.context > 1 else shape.seq_len
-    if kind == "splash" and (tokens % TPU_LANES or shape.d_head % TPU_LANES):
+    width = kernel_widths(kind, shape.d_key, shape.d_value)[0]
+    if kind == "splash" and (tokens % TPU_LANES or width % TPU_LANES):
         what = "seq_len" if target.context == 1 else "half of a device's tokens"
-        return f"it takes {what} and d_head in multiples of {TPU_LANES}, not {tokens} and {shape.d_head}"
+        return f"it takes {what} and d_head in multiples of {TPU_LANES}, not {tokens} and {width}"
     if kind == "splash" and target.staged:
         return "it does not tell jax that its results differ between stages of a pipeline, which jax requires"
     return ""
@@ -167,7 +169,7 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Ta
 def compute_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scoring: Scoring, kernel: str
 ) -> jax.Array:
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K).
+    """Causal attention [B, S, N, values' H]; query head n uses key head n // (N / K).
 
     On a mesh each device computes the sequences and heads it holds, so kernels need not know about other devices.
     """
@@ -175,13 +177,35 @@ def compute_attention(
     arrays, specs = scoring.split()
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, *parts: jax.Array) -> jax.Array:
-        part = scoring.join(parts, q)
+        part, width = scoring.join(parts, q), v.shape[-1]
+        of_keys, of_values = kernel_widths(kernel, q.shape[-1], width)
+        q, k, v = _widen(q, of_keys), _widen(k, of_keys), _widen(v, of_values)
         if mesh_axis_size(CONTEXT_AXIS) > 1:
-            return _ring_of(kernel, q, k, v, part)
-        return (KERNELS | {CHUNKED: _chunked_kernel})[kernel](q, k, v, part)
+            y = _ring_of(kernel, q, k, v, part)
+        else:
+            y = (KERNELS | {CHUNKED: _chunked_kernel})[kernel](q, k, v, part)
+        return y if y.shape[-1] == width else y[..., :width]
 
     checked = kernel != "splash"
     return per_device(attend, (*(by_head,) * 3, *specs), by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *arrays)
+
+
+def kernel_widths(kernel: str, keys: int, values: int) -> tuple[int, int]:
+    """Numbers of a head's keys and of its values as the kernel takes them; where it takes more the rest is zeros.
+
+    Keys and values of unequal widths are latent attention's: cuDNN's by its primitives' backward, and jax's own, have
+    one width; splash has both in multiples of a TPU's lanes.
+    """
+    if keys == values:
+        return keys, values
+    if kernel == "splash":
+        return -(-keys // TPU_LANES) * TPU_LANES, -(-values // TPU_LANES) * TPU_LANES
+    return (max(keys, values),) * 2 if kernel in ("cudnn", "xla") else (keys, values)
+
+
+def _widen(x: jax.Array, width: int) -> jax.Array:
+    """`x` [..., H] with zeros up to `width`."""
+    return x if x.shape[-1] == width else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
 def _blockwise_kernel(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> jax.Array:

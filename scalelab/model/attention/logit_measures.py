@@ -24,7 +24,7 @@ from scalelab.model.attention.blockwise import (
 )
 from scalelab.model.attention.mask import Scoring, attention_mask
 from scalelab.model.attention.order import held_position
-from scalelab.model.attention.relative import make_blocked_relative
+from scalelab.model.attention.positions.relative import make_blocked_relative
 from scalelab.model.attention.ring import ring_block
 from scalelab.sharding import (
     CONTEXT_AXIS,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-from scalelab.model.attention.relative import RelativeInputs
+from scalelab.model.attention.positions.relative import RelativeInputs
 from scalelab.sharding import activation_spec, vary_like
 
 

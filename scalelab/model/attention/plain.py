@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.attention.mask import Scoring, attention_mask, by_window
-from scalelab.model.attention.relative import relative_scores
+from scalelab.model.attention.positions.relative import relative_scores
 from scalelab.precision.products import fp32_einsum
 
 QUERY_CHUNKS, LEAST_QUERIES = 4, 64  # on a CPU: most chunks of the queries, fewest queries of one
@@ -54,7 +54,7 @@ def masked_attention(
     batch, length, heads, width = q_BSNH.shape
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = q_BSNH.transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
-    k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
+    k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, x.shape[3]) for x in (k_BTKH, v_BTKH))
     logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(mask, 0.0, -1e30)
     if mask.ndim == 2:
         logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
@@ -69,7 +69,7 @@ def masked_attention(
         y = y.astype(v.dtype)
     else:
         y = fp32_einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
-    return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+    return y.reshape(batch, heads, length, -1).transpose(0, 2, 1, 3)
 
 
 def attention_logits(q_BSNH: jax.Array, k_BTKH: jax.Array, scoring: Scoring) -> jax.Array:

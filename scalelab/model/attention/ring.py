@@ -33,7 +33,7 @@ from scalelab.model.attention.blockwise import (
 )
 from scalelab.model.attention.mask import Scoring, attention_mask
 from scalelab.model.attention.order import held_position
-from scalelab.model.attention.relative import BlockedRelative, make_blocked_relative
+from scalelab.model.attention.positions.relative import BlockedRelative, make_blocked_relative
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
 BlockPairs = tuple[tuple[int, int], ...]  # (block of queries, block of keys), each counted within its chunk
@@ -68,7 +68,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tupl
         return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned))
 
     held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
-    start = empty_sums(q_)
+    start = empty_sums(q_, v)
     sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], scoring)
     y, log_z = finish_softmax(sums)
     # y stays in fp32: the gradient of keys is a small difference

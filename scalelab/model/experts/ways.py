@@ -31,6 +31,7 @@ class Way(NamedTuple):
     layout: Callable[[int, int, int], Layout]
     multiply: Callable[[Dot, jax.Array, jax.Array, Rows], jax.Array]
     add_outer: Callable[[Dot, jax.Array, jax.Array, Rows], jax.Array]
+    fused: bool = False  # whether a block's rows go through the whole MLP at once, where they can (`fused.py`)
 
 
 def block_rows(assignments: int, experts: int) -> int:
@@ -149,7 +150,8 @@ def _ragged_multiply(dot: Dot, x_PN: jax.Array, w_ENO: jax.Array, rows: Rows) ->
 
 
 WAYS: dict[str, Way] = {
-    "loop": Way(_one_expert_after_another, _loop_multiply, _loop_outer),
+    "loop": Way(_one_expert_after_another, _loop_multiply, _loop_outer, fused=True),
+    "products": Way(_one_expert_after_another, _loop_multiply, _loop_outer),
     "blocks": Way(_aligned, _blocks_multiply, _blocks_outer),
     "ragged": Way(_one_expert_after_another, _ragged_multiply, _loop_outer),
     "dense": Way(_all_tokens, _slots_multiply, _slots_outer),

@@ -52,7 +52,8 @@ def _check_slots(shape: ModelShape, layout: Layout) -> None:
     if not has_even_stages(shape, layout):
         fsdp = layout.fsdp if layout.zero else 1
         axis = "parallel.stage" + " x parallel.fsdp" * (fsdp > 1)
-        check_divides("model.d_model", shape.d_model, axis, layout.stage * fsdp)
+        for name in ("d_model", "d_kv_latent", "d_q_latent"):
+            check_divides(f"model.{name}", getattr(shape, name), axis, layout.stage * fsdp)
 
 
 def _refuse_with_stages(static: Static, layout: Layout) -> None:

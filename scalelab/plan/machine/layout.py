@@ -85,7 +85,8 @@ def apply_mesh(
 
 def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
     shape = static.model
-    fsdp = math.gcd(devices, shape.d_model, static.global_batch // static.accumulate)
+    widths = shape.d_model, shape.d_kv_latent, shape.d_q_latent
+    fsdp = math.gcd(devices, *widths, static.global_batch // static.accumulate)
     tensor = math.gcd(devices // fsdp, shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
     context = math.gcd(devices // (fsdp * tensor), max(1, shape.seq_len // SHORTEST))
     data = devices // (fsdp * tensor * context)

@@ -157,7 +157,8 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
                     continue
                 near = max(1, machine.devices_per_node // (tensor * context))
                 sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}
-                for fsdp in sorted(size for size in sizes if shape.d_model % size == 0):
+                widths = math.gcd(shape.d_model, shape.d_kv_latent, shape.d_q_latent)
+                for fsdp in sorted(size for size in sizes if widths % size == 0):
                     split = tensor > 1 and shape.seq_len % (context * tensor) == 0
                     for zero in ZERO_STAGES if fsdp > 1 else ZERO_STAGES[-1:]:
                         yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split, zero=zero)

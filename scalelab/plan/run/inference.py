@@ -151,6 +151,8 @@ def _notes(shape: ModelShape, context: int, tensor: int) -> tuple[str, ...]:
         notes += [
             f"{count_local_layers(shape)} of {shape.n_layers} layers hold their window of {shape.window:,} tokens only"
         ]
-    if shape.n_kv_heads % tensor:
+    if shape.d_kv_latent and tensor > 1:
+        notes += [f"each of {tensor} devices holds the whole cache, as latents have no heads to split"]
+    elif shape.n_kv_heads % tensor:
         notes += [f"{shape.n_kv_heads} key heads over {tensor} devices: some hold a head that others hold as well"]
     return tuple(notes)

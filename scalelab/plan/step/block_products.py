@@ -239,13 +239,13 @@ def _refuse_unknown_products(shape: ModelShape, dots: tuple[Dot, ...], of_weight
     """Refuse products of activations beside attention's, and FLOPs of the program that no planned product holds."""
     weighted = {dot.id for dot in of_weight.values()}
     others = [dot for dot in dots if dot.id not in weighted]
-    each = 2.0 * shape.seq_len**2 * shape.n_heads * shape.d_head
-    known = each * (3 if shape.position == "relative" else 2)
+    each = 2.0 * shape.seq_len**2 * shape.n_heads
+    known = each * (shape.d_key * (2 if shape.position == "relative" else 1) + shape.d_value)
     if sum(dot.flops for dot in others) != known:
         listed = ", ".join(f"{dot.flops:.3g} FLOPs at {dot.scope}" for dot in others)
         raise BadInput(
             f"the plan can't derive a block's products of activations with each other ({listed}): it knows "
-            f"those of attention, of queries with keys and of weights with values, {each:.3g} FLOPs a sequence each"
+            f"those of attention, of queries with keys and of weights with values, {known:.3g} FLOPs a sequence"
         )
     head = 2.0 * shape.seq_len * shape.d_model * shape.vocab_size
     trained = sum(dot.flops * (3 if _depends(dot) else 2) for dot in dots) * shape.n_layers + 3 * head

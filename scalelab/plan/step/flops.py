@@ -71,8 +71,8 @@ def count_flops(static: Static) -> Flops:
 
 
 def _attention_flops(shape: ModelShape, causal: bool = False) -> float:
-    """12 H Q times the keys a query sees, over all layers: products of queries and keys, and of weights and values."""
+    """6 N (d_key + d_value) times the keys a query sees, over all layers: queries and keys, weights and values."""
     length, near = shape.seq_len, min(shape.window or shape.seq_len, shape.seq_len)
     everywhere, within = (length / 2, near - near**2 / (2 * length)) if causal else (length, near)
-    local = count_local_layers(shape)
-    return 12.0 * shape.n_heads * shape.d_head * ((shape.n_layers - local) * everywhere + local * within)
+    local, width = count_local_layers(shape), shape.n_heads * (shape.d_key + shape.d_value)
+    return 6.0 * width * ((shape.n_layers - local) * everywhere + local * within)

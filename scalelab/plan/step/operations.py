@@ -11,7 +11,7 @@ import math
 
 from scalelab.config import ModelShape, Static
 from scalelab.hardware.chips import compute_capability
-from scalelab.model.attention.kernels import FUSED, step_kernel
+from scalelab.model.attention.kernels import FUSED, kernel_widths, step_kernel
 from scalelab.model.stacks import count_local_layers
 from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered
@@ -149,11 +149,11 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     again, kind = recompute_policy(static, traits), attention_kind(static, machine)
     in_ring = static.layout.context > 1
     fused = kind in FUSED or traits.fused_attention == "all" or (traits.fused_attention == "ring" and in_ring)
-    a, width, keys = array_dtype(policy.compute).itemsize, of.heads * shape.d_head, of.key_heads * shape.d_head
-    seen = keys_per_query(static, machine)
-    flops = 4.0 * of.tokens * seen * width
+    a, seen = array_dtype(policy.compute).itemsize, keys_per_query(static, machine)
+    width = sum(kernel_widths(kind, shape.d_key, shape.d_value))
+    flops = 2.0 * of.tokens * seen * of.heads * width
     passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
-    held = a * of.tokens * (2 * width + 2 * keys)
+    held = a * of.tokens * (of.heads + of.key_heads) * width
     size = (float(shape.seq_len), traits.attention_kernel if fused else "")
     ops = [
         Operation("attention", "block", policy.compute, flops, held, passes, *size),
@@ -181,7 +181,8 @@ def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operat
     products = block_products(shape)
     streams = of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     branches = sum(product.into_stream for product in products)
-    turned = of.tokens * (of.heads + of.key_heads) * shape.d_head if shape.position == "rope" else 0.0
+    key_heads = 1.0 if shape.d_kv_latent else of.key_heads  # of a latent's shared key each device rotates the whole
+    turned = of.tokens * (of.heads + key_heads) * shape.d_rotated if shape.position == "rope" else 0.0
     # Activations and gates: each source of a product's input is read and the input written; backward the sources and
     # the input's gradient are read and the sources' gradients written.
     inner = [p for p in products if p.sources and not p.from_stream]

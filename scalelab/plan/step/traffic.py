@@ -183,7 +183,7 @@ def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Keys and values to each other device that shares a sequence; gradients (fp32) beside them, and home once more."""
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
-    elements = 2 * of.tokens * of.key_heads * shape.d_head
+    elements = of.tokens * of.key_heads * (shape.d_key + shape.d_value)
     runs = of.layers * of.microbatches
     turns = _ring_turns(static) * runs
     # What a recomputed forward and the backward after it send first is one: the compiler joins the two.

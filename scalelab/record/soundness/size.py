@@ -53,7 +53,8 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not stored.keys() <= known.keys():
         return None
     model = known | stored
-    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
+    sizes = ["n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len"]
+    sizes += ["d_kv_latent", "d_q_latent", "d_head_rope", "d_head_value"] if model["d_kv_latent"] else []
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
     return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
@@ -76,20 +77,40 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
     """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
-    d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
-    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
+    d, d_ff = model["d_model"], model["d_ff"]
     products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
-    query_key_gains = 0
-    if model["qk_norm"]:
-        query_key_gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    attention = _count_latent(model) if model["d_kv_latent"] else _count_attention(model)
     return {
-        "matrix": d * (2 * queries + 2 * keys) + d * d_ff * (products + 1),
-        "gain": norms * norm["gain"] + query_key_gains,
+        "matrix": attention["matrix"] + d * d_ff * (products + 1),
+        "gain": norms * norm["gain"] + attention["gain"],
         "bias": norms * norm["bias"]
-        + (queries + 2 * keys) * bool(model["bias"] or model["qkv_bias"])
+        + attention["bias"] * bool(model["bias"] or model["qkv_bias"])
         + (2 * d + products * d_ff) * bool(model["bias"]),
-        "position": d * queries * relative,
-        "vector": 2 * queries * relative,
+        "position": d * model["n_heads"] * model["d_head"] * relative,
+        "vector": 2 * model["n_heads"] * model["d_head"] * relative,
+    }
+
+
+def _count_attention(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the scalars of attention but for relative positions; `bias`: of queries, keys and values, if they have."""
+    d_head = model["d_head"]
+    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
+    gains = 0
+    if model["qk_norm"]:
+        gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    return {"matrix": model["d_model"] * (2 * queries + 2 * keys), "gain": gains, "bias": queries + 2 * keys}
+
+
+def _count_latent(model: Mapping[str, Any]) -> dict[str, int]:
+    """Count the scalars of latent attention (DeepSeek-V2, sec. 2.1) in the same way."""
+    d, heads, rope = model["d_model"], model["n_heads"], model["d_head_rope"]
+    latent, of_queries, values = model["d_kv_latent"], model["d_q_latent"], model["d_head_value"]
+    queries, both = heads * (model["d_head"] + rope), heads * (model["d_head"] + values)
+    query_matrices = (d + queries) * of_queries if of_queries else d * queries
+    return {
+        "matrix": query_matrices + d * (latent + rope) + latent * both + heads * values * d,
+        "gain": of_queries + latent,
+        "bias": of_queries + queries + latent + rope + both,
     }

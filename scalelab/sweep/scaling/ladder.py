@@ -7,17 +7,20 @@ from scalelab.config import mixture_text
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
+from scalelab.sweep.scaling.resize import scale_width
 from scalelab.sweep.scaling.rules import LadderRule
 
 
 def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
-    """`base` at another width; depth, number of heads and all other choices stay."""
+    """`base` at another width; depth, number of heads and all other choices stay, and so do ratios of widths."""
     config = base.copy_and_resolve_references()
     with config.model.ignore_type():
         config.model.d_model = int(d_model)
         config.model.d_head = config.model.d_head_value = config.model.d_ff = None
         equal = base.model.d_expert == base.model.d_ff
-        config.model.d_expert = None if equal else -(-base.model.d_expert * d_model // (8 * base.model.d_model)) * 8
+        config.model.d_expert = None if equal else scale_width(base.model.d_expert, int(d_model), base.model.d_model)
+        for key in ("d_kv_latent", "d_q_latent"):
+            config.model[key] = scale_width(base.model[key], int(d_model), base.model.d_model)
     return config_lib.resolve(config)
 
 

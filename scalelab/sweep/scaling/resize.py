@@ -9,6 +9,13 @@ from scalelab import config as config_lib
 from scalelab.config import mixture_text
 from scalelab.errors import BadInput
 
+SCALED_WIDTHS = ("d_ff", "d_expert", "d_kv_latent", "d_q_latent")  # of a model, in proportion to its d_model
+
+
+def scale_width(size: int, width: int, before: int) -> int:
+    """`size` at d_model=`width`, in its ratio to the d_model `before`, up to a multiple of 8; 0 stays 0."""
+    return -(-size * width // (8 * before)) * 8
+
 
 def width_unit(config: ConfigDict) -> int:
     """The smallest width whose multiples hold whole groups of heads at the config's d_head."""
@@ -24,9 +31,9 @@ def depth_unit(config: ConfigDict) -> int:
 def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
     """The resolved config at `d_model` and `n_layers` (default: the config's).
 
-    d_head and the queries of each key head stay, the number of heads scales. d_ff and d_expert keep their ratio to d_model,
-    rounded up to a multiple of 8; the bases of mup and completep stay, and so do the shares of stacks. BadInput for a width
-    that heads or their groups don't divide, and for a depth that the stacks don't.
+    d_head and the queries of each key head stay, the number of heads scales. d_ff, d_expert and latents keep their
+    ratio to d_model, rounded up to a multiple of 8; the bases of mup and completep stay, and the shares of stacks, too.
+    BadInput for a width that heads or their groups don't divide, and for a depth that the stacks don't.
     """
     model, config = config.model, config.copy_and_resolve_references()
     width, group = d_model or model.d_model, model.n_heads // model.n_kv_heads
@@ -48,6 +55,6 @@ def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int 
         heads = model.n_heads * width // model.d_model
         config.model.update(d_model=width, n_layers=depth, n_heads=heads, n_kv_heads=heads // group)
         if width != model.d_model:
-            for key in ("d_ff", "d_expert"):
-                config.model[key] = -(-model[key] * width // (8 * model.d_model)) * 8
+            sizes = {key: scale_width(model[key], width, model.d_model) for key in SCALED_WIDTHS}
+            config.model.update(sizes)
     return config_lib.resolve(config)

@@ -11,6 +11,7 @@ from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.sweep.scaling.proxy import shorten_twin
+from scalelab.sweep.scaling.resize import SCALED_WIDTHS, scale_width
 
 VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; sequences of a batch
 LARGEST_LR = 1e-2  # tiny models train stably up to here with optimizers like Adam
@@ -58,12 +59,20 @@ def _model(model: ConfigDict, d_model: int) -> dict[str, Any]:
         "block": mixture_text.format_stacks(mixture_text.scale_stacks(stacks, n_layers)),
         "n_heads": keys * group,
         "n_kv_heads": keys,
-        "d_head": max(2, 2 * round(attended / (2 * keys * group))),
-        "d_ff": -(-model.d_ff * d_model // (8 * model.d_model)) * 8,
+        **_head_sizes(model, max(2, 2 * round(attended / (2 * keys * group)))),
+        **{key: scale_width(model[key], d_model, model.d_model) for key in SCALED_WIDTHS},
         "vocab_size": min(model.vocab_size, VOCAB),
         "seq_len": length,
         "window": -(-model.window * length // model.seq_len),
     }
+
+
+def _head_sizes(model: ConfigDict, d_head: int) -> dict[str, int]:
+    """The sizes of a head; what latent attention has beside d_head keeps its ratio to it."""
+    if not model.d_kv_latent:
+        return {"d_head": d_head, "d_head_value": d_head}
+    rest = {key: max(2, 2 * round(model[key] * d_head / (2 * model.d_head))) for key in ("d_head_rope", "d_head_value")}
+    return {"d_head": d_head, **rest}
 
 
 def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:

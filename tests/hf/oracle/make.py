@@ -6,8 +6,10 @@
 
 The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz`
 (the tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked
-about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers
-drew and saved. `write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
+about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`, …: models that
+transformers drew and saved. What is there already and not in the folder stays: `write exported deepseek` writes the
+examples whose names begin so, and `ask` then asks about these and about models of its own that are not there.
+`write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
 `tokenizers.json`.
 """
 
@@ -29,12 +31,12 @@ def digest(tensors):
     return sha.hexdigest()
 
 
-def write(folder):
-    """Our side: every example as a folder, and the tokens to ask about."""
+def write(folder, beginning=""):
+    """Our side: every example whose name begins so as a folder, and the tokens to ask about."""
     from scalelab.hf.write import write_model
     from tests.hf import examples
 
-    for name in examples.MODELS:
+    for name in (name for name in examples.MODELS if name.startswith(beginning)):
         shape = examples.shape(name)
         write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
     np.save(folder / "tokens.npy", examples.tokens())
@@ -48,7 +50,8 @@ def ask(folder):
 
     tokens = np.load(folder / "tokens.npy")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    answers, asked = {"tokens": tokens}, {}
+    before = json.loads((HERE / "answers.json").read_text())
+    answers, asked = {**np.load(HERE / "answers.npz"), "tokens": tokens}, before["exported"]
     exported = sorted(path for path in folder.iterdir() if path.is_dir())
     for path in [*exported, *_own_models(torch, transformers)]:
         model, problems = transformers.AutoModelForCausalLM.from_pretrained(
@@ -64,9 +67,10 @@ def ask(folder):
                 "class": kind,
                 "config": content,
                 "tensors": digest(load_file(path / "model.safetensors")),
+                "versions": versions,
             }
     np.savez_compressed(HERE / "answers.npz", **answers)
-    (HERE / "answers.json").write_text(json.dumps({"versions": versions, "exported": asked}, indent=1) + "\n")
+    (HERE / "answers.json").write_text(json.dumps({"versions": before["versions"], "exported": asked}, indent=1) + "\n")
 
 
 def write_tokenizers(folder):
@@ -120,14 +124,35 @@ def text_digest(folder):
 
 
 def _own_models(torch, transformers):
-    """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file; none of their parameters is 0 or 1."""
-    torch.manual_seed(0)
+    """Of those that are not here yet: none of their parameters is 0 or 1.
+
+    A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models in fp32 with all layers dense.
+    """
     llama = transformers.LlamaConfig(
         vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
     )  # fmt: skip
     gpt2 = transformers.GPT2Config(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=3)
-    for config, dtype, part in ((llama, torch.bfloat16, "8KB"), (gpt2, torch.float32, "1GB")):
+    latent = {
+        "vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "first_k_dense_replace": 2, "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 8, "v_head_dim": 5, "max_position_embeddings": 64, "num_experts_per_tok": 1,
+    }  # fmt: skip
+    yarn = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707,
+    }  # fmt: skip
+    v2 = transformers.DeepseekV2Config(**latent, q_lora_rank=None, rope_parameters=yarn)
+    v3 = transformers.DeepseekV3Config(
+        **latent, q_lora_rank=14, num_mtp_layers=0, rope_parameters=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    )
+    for config, dtype, part in (
+        (llama, torch.bfloat16, "8KB"), (gpt2, torch.float32, "1GB"), (v2, torch.float32, "1GB"),
+        (v3, torch.float32, "1GB"),
+    ):  # fmt: skip
+        if (HERE / f"their_{config.model_type}").exists():
+            continue
+        torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -139,4 +164,4 @@ def _own_models(torch, transformers):
 
 if __name__ == "__main__":
     steps = {"write": write, "ask": ask, "write_tokenizers": write_tokenizers, "ask_tokenizers": ask_tokenizers}
-    steps[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    steps[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])

@@ -11,8 +11,8 @@ import pytest
 from scalelab.model import transformer
 from scalelab.model.attention import attention, blockwise, kernels
 from scalelab.model.attention.mask import Scoring
-from scalelab.model.attention.relative import RelativeInputs, shift_distances, sinusoidal_encoding
-from scalelab.model.attention.rotary import apply_rope, rope_frequencies
+from scalelab.model.attention.positions.relative import RelativeInputs, shift_distances, sinusoidal_encoding
+from scalelab.model.attention.positions.rotary import apply_rope, rope_frequencies
 from scalelab.model.stacks import UNIFORM_LAYERS
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens

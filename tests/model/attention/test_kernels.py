@@ -13,7 +13,7 @@ from scalelab.model.attention import kernels
 from scalelab.model.attention import plain as plain_kernels
 from scalelab.model.attention.blockwise import blockwise_attention, visible_block_pairs
 from scalelab.model.attention.mask import MaskInfo, Scoring
-from scalelab.model.attention.relative import RelativeInputs
+from scalelab.model.attention.positions.relative import RelativeInputs
 from tests.model.shapes import shape
 from tests.quick import one_in
 from tests.rounding import sum_error

@@ -12,7 +12,7 @@ from scalelab.model.experts.experts import Experts, expert_declarations
 from scalelab.model.experts.ways import WAYS
 from scalelab.model.layers import MLP
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
-from scalelab.precision.policy import FP32
+from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import shape
 
 D, E, B, S = 12, 8, 2, 40
@@ -175,3 +175,23 @@ def test_one_expert_is_the_dense_block():
     near(dx_BSD, grads[1], 1e-5)
     for name in once:
         near(d_params[name]["w"][0], grads[0][name]["w"], 1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "tf32"])
+def test_a_block_through_its_whole_mlp_is_three_products(precision):
+    """Rounded at the same places: to the last bits of the format of activations."""
+    policy, bound = POLICIES[precision], 0.02 if precision == "bf16" else 1e-5
+    results = []
+    for way in ("loop", "products"):
+        of = layer("plain", way)
+        params, x_BSD, weights_BSD, _ = draw(of)
+        given = variables(of, BIASES["skewed"])
+
+        def objective(params, x_BSD, of=of, weights_BSD=weights_BSD, given=given):
+            y_BSD = Experts(of, policy).apply({"params": with_variables(params, given)}, x_BSD)
+            return jnp.sum(y_BSD.astype(jnp.float32) * weights_BSD)
+
+        results.append(jax.jit(jax.value_and_grad(objective, (0, 1)))(params, x_BSD))
+    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+        near(one, other, bound)

@@ -67,6 +67,7 @@ VARIANTS = {
     "llama": {"n_kv_heads": 2},
     "learned": {"position": "learned", "tied_head": True, "bias": True, "mlp": "gelu"},
     "relative": {"position": "relative", "d_head": 24},
+    "latent": {"d_kv_latent": 24, "d_head_rope": 6, "d_head_value": 4},
 }
 
 
@@ -79,6 +80,16 @@ def test_without_a_window_the_cache_is_that_of_decoding(name):
     assert got.components["kv_cache"] == sum(x.nbytes for x in made.keys.values())
     assert got.own_cache_bytes == sum(x.nbytes for x in jax.tree.leaves(made))
     assert got.components["kv_cache"] == got.kv_bytes_per_token * 5 * 48
+
+
+def test_a_cache_of_latents_is_whole_on_every_device():
+    """DeepSeek-V2, sec. 2.1.2: a token's latent and the key that all heads share."""
+    of = static(n_layers=3, d_model=32, n_heads=4, seq_len=64, d_kv_latent=24, d_head_rope=6)
+    one, two = (inference_memory(of, H100, batch=5, context=48, tensor=n) for n in (1, 2))
+    assert one.components["kv_cache"] == two.components["kv_cache"] == 5 * 48 * 3 * (24 + 6) * 2
+    assert one.notes == () and two.notes == (
+        "each of 2 devices holds the whole cache, as latents have no heads to split",
+    )
 
 
 def test_windows_are_held_and_no_more():

@@ -2,7 +2,7 @@
 
 from checks.diagnosis.contract.case import Answer, Case, Edit
 
-ROTARY, ATTENTION, LAYERS = "model/attention/rotary.py", "model/attention/attention.py", "model/layers.py"
+ROTARY, ATTENTION, LAYERS = "model/attention/positions/rotary.py", "model/attention/attention.py", "model/layers.py"
 
 CASES = (
     Case(
@@ -50,7 +50,7 @@ CASES = (
         "code",
         "attention scaled by 1/sqrt(d_model) instead of 1/sqrt(d_head)",
         Answer(("scale", "attention", "logit")),
-        edits=(Edit(ATTENTION, "else shape.d_head**-0.5", "else shape.d_model**-0.5"),),
+        edits=(Edit(ATTENTION, "else shape.d_key**-0.5", "else shape.d_model**-0.5"),),
         harm="small: attention begins flatter",
     ),
     Case(

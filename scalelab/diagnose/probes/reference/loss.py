@@ -127,10 +127,14 @@ def expected_names(written: Written) -> set[str]:
     for stack in (stack for stack in written.stacks if ":" not in stack.kind):
         inner = {f"attention_norm.{part}" for part in norm}
         inner |= set() if stack.kind == "parallel" else {f"mlp_norm.{part}" for part in norm}
-        products = {f"attention.{n}": bias or s.qkv_bias for n in "qkv"} | {"attention.o": bias}
+        queries = ("q_down", "q_up") if s.d_q_latent else ("q",)
+        of_attention = (*queries, "kv_down", "kv_up") if s.d_kv_latent else "qkv"
+        products = {f"attention.{n}": bias or s.qkv_bias for n in of_attention} | {"attention.o": bias}
         products |= {f"mlp.{n}": bias for n in (("up", "gate", "down") if s.mlp == "swiglu" else ("up", "down"))}
         inner |= {f"{name}.w" for name in products} | {f"{name}.b" for name, has in products.items() if has}
         inner |= {"attention.q_norm.g", "attention.k_norm.g"} if s.qk_norm else set()
+        inner |= {"attention.kv_norm.g"} if s.d_kv_latent else set()
+        inner |= {"attention.q_norm.g"} if s.d_q_latent else set()
         inner |= (
             {f"attention.{n}" for n in ("content_bias", "position_bias", "r.w")} if s.position == "relative" else set()
         )

@@ -65,8 +65,10 @@ def head_factor(shape: Any) -> float:
 
 
 def logits_factor(shape: Any) -> float:
-    """Factor on attention's products: 1/sqrt(d_head), following 1/d_head under muP."""
-    return math.sqrt(shape.base_d_head) / shape.d_head if WIDTHS[shape.parametrization] else shape.d_head**-0.5
+    """Factor on attention's products: 1/sqrt(d_head), following 1/d_head under muP; a latent's heads have two parts."""
+    width = shape.d_head + (shape.d_head_rope if shape.d_kv_latent else 0)
+    base = shape.base_d_head * (width / shape.d_head)
+    return math.sqrt(base) / width if WIDTHS[shape.parametrization] else width**-0.5
 
 
 def normalize(c: Context, p: Any, x: Any, on: Any, kind: str = "", axes: tuple[int, ...] = (-1,)) -> Any:
@@ -95,7 +97,7 @@ def multiply(c: Context, p: Any, x: Any, pattern: str) -> Any:
 def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
     """Attention of one layer; `layer`: (its number from 1 on, traced)."""
     s, k_ = c.shape, c.knobs
-    q, k, v = (multiply(c, p[name], x, "bsd,dnh->bsnh") for name in "qkv")
+    q, k, v = _make_from_latents(c, p, x) if s.d_kv_latent else _multiply_each(c, p, x)
     for name, y in (("q", q), ("k", k), ("v", v)):
         c.record(f"attention.{name}", y)
     if s.qk_norm:
@@ -113,7 +115,9 @@ def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
         whole, local, amplified = rope.frequencies(s, np.dtype(x.dtype))
         frequency = jnp.asarray(whole) if is_global is None else jnp.where(is_global, whole, local)
         position = c.position if has_rope is None else c.position * has_rope
-        q, k = (c.round(rope.rotate(y, position, frequency, s, k_)) for y in (q, k))
+        fixed = s.d_head if s.d_kv_latent else 0  # numbers of a head before those that are rotated
+        turned = (rope.rotate(y[..., fixed:], position, frequency, s, k_) for y in (q, k))
+        q, k = (c.round(jnp.concatenate([y[..., :fixed], t], axis=-1)) for y, t in zip((q, k), turned, strict=True))
         flags = [flag for flag in (is_global if s.rope_local_theta else None, has_rope) if flag is not None]
         for flag in flags:
             amplified = jnp.where(flag, amplified, 1.0)
@@ -131,6 +135,27 @@ def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
     y = c.round(jnp.einsum("bnst,btnh->bsnh", weights, v) / total)
     c.record("attention.heads", y)
     return multiply(c, p["o"], y, "bsnh,nhd->bsd")
+
+
+def _multiply_each(c: Context, p: Any, x: Any) -> Any:
+    return tuple(multiply(c, p[name], x, "bsd,dnh->bsnh") for name in "qkv")
+
+
+def _make_from_latents(c: Context, p: Any, x: Any) -> Any:
+    """Queries, keys and values of latent attention (DeepSeek-V2, 2024, eq. 9 to 17), before positions."""
+    s, latent = c.shape, "blc,cnh->blnh"
+
+    def norm(name: str, y: Any) -> Any:
+        return normalize(c, p[name], y, True, "rmsnorm")
+
+    if s.d_q_latent:
+        q = multiply(c, p["q_up"], norm("q_norm", multiply(c, p["q_down"], x, "bsd,dc->bsc")), latent)
+    else:
+        q = multiply(c, p["q"], x, "bsd,dnh->bsnh")
+    token = multiply(c, p["kv_down"], x, "bsd,dc->bsc")
+    both = multiply(c, p["kv_up"], norm("kv_norm", token[..., : s.d_kv_latent]), latent)
+    shared = jnp.broadcast_to(token[..., None, s.d_kv_latent :], (*both.shape[:3], s.d_head_rope))
+    return q, jnp.concatenate([both[..., : s.d_head], shared], axis=-1), both[..., s.d_head :]
 
 
 def _spread(y: Any, groups: int, tiled: Any) -> Any:

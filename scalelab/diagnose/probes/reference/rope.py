@@ -12,7 +12,8 @@ from scalelab.diagnose.probes.reference.knobs import Knobs, choose, is_default
 
 def frequencies(shape: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray, float]:
     """(radians a position of layers with full attention [H/2], of layers with a window, factor on scaled logits)."""
-    half = shape.d_head // 2
+    width = shape.d_head_rope if shape.d_kv_latent else shape.d_head
+    half = width // 2
     i = np.arange(half).astype(dtype)
 
     def powers(theta: float) -> np.ndarray:
@@ -33,13 +34,11 @@ def frequencies(shape: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray, float]:
     ):  # Peng et al. 2023, section 3.2: pairs with 32 turns and more are left, with 1 and less divided
 
         def pair(turns: float) -> float:
-            return (
-                shape.d_head * math.log(shape.rope_original / (turns * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
-            )
+            return width * math.log(shape.rope_original / (turns * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
 
-        first, last = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), shape.d_head - 1)
+        first, last = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), width - 1)
         share = 1 - np.clip((i - first) / max(last - first, 1e-3), 0, 1)
-        whole, amplitude = share * plain + (1 - share) * plain / factor, 0.1 * math.log(factor) + 1
+        whole, amplitude = share * plain + (1 - share) * plain / factor, 0.1 * shape.rope_mscale * math.log(factor) + 1
     else:
         raise NotImplementedError(f"model.rope_scaling={kind}")
     local = powers(shape.rope_local_theta) if shape.rope_local_theta else whole

@@ -42,8 +42,8 @@ def widest_head(capability: tuple[int, int]) -> int:
     return 256 if capability[0] == HOPPER[0] else 128
 
 
-def obstacle(d_head: int, compute: jnp.dtype, capability: tuple[int, int]) -> str:
-    """Why cuDNN's attention can't run on a GPU of this compute capability; "" where it can."""
+def obstacle(d_head: int, compute: jnp.dtype, capability: tuple[int, int], named: str = "d_head") -> str:
+    """Why cuDNN's attention can't run on a GPU of this compute capability; "" where it can. `named`: that is d_head."""
     if not all(hasattr(jax_cudnn, name) for name in PRIMITIVES):
         return f"jax {jax.__version__} does not have the primitives that it is called by"
     if capability < AMPERE:
@@ -52,7 +52,7 @@ def obstacle(d_head: int, compute: jnp.dtype, capability: tuple[int, int]) -> st
     if not (compute.itemsize == 2 and d_head % 8 == 0 and d_head <= widest):
         where = f" on compute capability {'.'.join(map(str, capability))}"
         return (
-            f"it takes bf16 or fp16 and d_head a multiple of 8 up to {widest}{where}, not {compute.name} and {d_head}"
+            f"it takes bf16 or fp16 and {named} a multiple of 8 up to {widest}{where}, not {compute.name} and {d_head}"
         )
     return ""
 

@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021), and their scalings to sequences longer than in training.
 
-Shapes: B batch, S sequence, N heads, H d_head, P = H / 2 pairs.
+Shapes: B batch, S sequence, N heads, H the numbers of a head that are rotated, P = H / 2 pairs.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ def rope_frequencies(shape: ModelShape) -> jax.Array:
     factor and the fastest is unchanged (bloc97 2023, in Peng et al. 2023, section 3.1). llama3: by wavelength (Llama
     3.1, as released). yarn: by the number of turns within the original length (Peng et al. 2023, section 3.2).
     """
-    half = shape.d_head // 2
+    half = shape.d_rotated // 2
     return ROPE_SCALINGS[shape.rope_scaling](shape, shape.rope_theta ** (-jnp.arange(half) / half))
 
 
 def _ntk_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
     del base_P
-    half = shape.d_head // 2
+    half = shape.d_rotated // 2
     return (shape.rope_theta * shape.rope_factor ** (half / (half - 1))) ** (-jnp.arange(half) / half)
 
 
@@ -42,8 +42,8 @@ def _llama3_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
 
 def _yarn_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
     first, last = (_pair_index(shape, turns) for turns in (FAST, SLOW))
-    first, last = max(math.floor(first), 0), min(math.ceil(last), shape.d_head - 1)
-    unscaled_P = 1 - jnp.clip((jnp.arange(shape.d_head // 2) - first) / max(last - first, 1e-3), 0, 1)
+    first, last = max(math.floor(first), 0), min(math.ceil(last), shape.d_rotated - 1)
+    unscaled_P = 1 - jnp.clip((jnp.arange(shape.d_rotated // 2) - first) / max(last - first, 1e-3), 0, 1)
     return _slow_partly(shape, base_P, unscaled_P)
 
 
@@ -80,12 +80,12 @@ def layer_frequencies(shape: ModelShape, layer: LayerFlags) -> tuple[jax.Array, 
 
 def _pair_index(shape: ModelShape, turns: float) -> float:
     """Index of the pair that makes this many turns within the original length."""
-    return shape.d_head * math.log(shape.rope_original / (turns * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
+    return shape.d_rotated * math.log(shape.rope_original / (turns * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
 
 
 def yarn_amplitude(shape: ModelShape) -> float:
     """Yarn's factor on queries and on keys (Peng et al. 2023, eq. 22: the square root of 1/t); 1 for other scalings."""
-    return 0.1 * math.log(shape.rope_factor) + 1 if shape.rope_scaling == "yarn" else 1.0
+    return 0.1 * shape.rope_mscale * math.log(shape.rope_factor) + 1 if shape.rope_scaling == "yarn" else 1.0
 
 
 def apply_rope(x_BSNH: jax.Array, frequency_P: jax.Array, position_BS: jax.Array | None = None) -> jax.Array:
