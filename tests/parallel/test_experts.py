@@ -139,4 +139,4 @@ def test_a_run_with_experts_goes_on_upon_any_layout_with_its_bits_and_losses(tmp
     assert answer["staged"] == pytest.approx(answer["rows"][0]["alone"], rel=1e-6)  # variables move in stages, too
     assert [row["held"] for row in answer["rows"]] == [4, 1]
     none, some = answer["dropped"]
-    assert none == 0 < some < 0.5
+    assert none == 0 < some < 2  # of 2 experts a token in 2 layers
