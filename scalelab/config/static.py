@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from scalelab import user_code
 from scalelab.config import mixture_text
@@ -202,19 +202,6 @@ class Guard:
         return self.acts and SKIPS[self.skip]
 
 
-class PastStretch(NamedTuple):
-    """A stretch of a run's steps, from `step` on, for the schedules: `tokens` were counted before it.
-
-    Its steps take micro-batches of `micro_tokens` tokens; `accumulate` and `ramp` as in `Static`.
-    """
-
-    step: int
-    tokens: int
-    micro_tokens: int
-    accumulate: int
-    ramp: tuple[int, ...]
-
-
 @dataclasses.dataclass(frozen=True)
 class Static:
     """All that decides the compiled program. Runs with equal `Static` share one compilation."""
@@ -230,7 +217,9 @@ class Static:
     layout: Layout
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
-    past: tuple[PastStretch, ...] = ()  # from log.stretches: the stretches of a run whose batch or length changed
+    past: tuple[
+        stretches.PastStretch, ...
+    ] = ()  # from log.stretches: the stretches of a run whose batch or length changed
     documents: str = "cross"  # from data.documents
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
     layers: bool = False  # from log.layers_every: whether the program can measure its layers
@@ -280,20 +269,11 @@ def static(config: "ConfigDict") -> Static:
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
-        batch_ramp.batch_ramp_steps(config), _past(config), config.data.documents,
+        batch_ramp.batch_ramp_steps(config), stretches.past_stretches(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
         train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates, train.moments,
         user_code.loaded_hashes(config.optim.name, schedule.name, train.loss, train.metrics, config.eval.metrics),
     )  # fmt: skip
-
-
-def _past(config: "ConfigDict") -> tuple[PastStretch, ...]:
-    """The noted stretches as schedules in tokens need them; () if all steps so far follow from the config."""
-    noted = stretches.noted_stretches(config)
-    sizes = [(stretch.rows * stretch.seq_len, stretch.accumulate, stretch.ramp) for stretch in noted]
-    if not any(size != sizes[-1] for size in sizes):
-        return ()
-    return tuple(PastStretch(s.step, s.tokens, *size) for s, size in zip(noted, sizes, strict=True))
 
 
 def _guard(config: "ConfigDict") -> Guard:

@@ -87,6 +87,19 @@ def into_slots(static: Static, params: Any) -> Any:
     return params | held
 
 
+def variables_in_slots(static: Static, variables: Any) -> Any:
+    """The model's variables, which lie in its order, with the layers as the stages hold them."""
+    shape, layout, held = static.model, static.layout, {}
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        layers = np.maximum(table.ravel(), 0)
+
+        def lay_out(v: jax.Array, at: np.ndarray = layers) -> jax.Array:
+            return reshard(reshard(v, PartitionSpec())[at], PartitionSpec(STAGE_AXIS))
+
+        held[stack.name] = jax.tree.map(lay_out, variables.get(stack.name, {}))
+    return held
+
+
 def out_of_slots(static: Static, grads: Any) -> Any:
     """The gradients of what `into_slots` returned, of the model's layers; split as near to the moments as one hop is.
 

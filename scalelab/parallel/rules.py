@@ -19,6 +19,7 @@ from scalelab.config.checks import validate
 from scalelab.config.checks.validate import check_divides
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, Variable
+from scalelab.model.experts.split import check_expert_layout
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
@@ -172,7 +173,7 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         check_divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
-    _check_experts(static, layout)
+    check_expert_layout(static, layout)
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     check_divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
@@ -189,32 +190,6 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     check_divides("train.global_batch / train.accumulate", micro, batch_axes, layout.batch_parts)
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
-
-
-def _check_experts(static: Static, layout: Layout) -> None:
-    """Raise BadInput where a mesh can't split the experts, or there are none."""
-    shape = static.model
-    if layout.expert_buffer and (layout.expert == 1 or layout.expert_buffer < 1):
-        why = "no rows are sent" if layout.expert == 1 else "rows are dropped even if all devices get equally many"
-        nearest = "0" if layout.expert == 1 else "1, or 0: none is dropped"
-        raise BadInput(
-            f"parallel.expert_buffer={layout.expert_buffer:g} with parallel.expert={layout.expert}: {why}; "
-            f"nearest: {nearest}"
-        )
-    if not shape.n_experts:
-        if layout.expert > 1:
-            raise BadInput(
-                f"parallel.expert={layout.expert} with model.n_experts=0: there are no experts to split; "
-                f"nearest: parallel.expert=1 and parallel.data={layout.data * layout.expert}"
-            )
-        return
-    if layout.devices > 1 and POLICIES[static.precision].scaling == "delayed":
-        raise BadInput(
-            f"precision.name={static.precision!r} with model.n_experts={shape.n_experts} on {layout.devices} devices: "
-            "devices don't gather their experts' amax; nearest: precision.name='fp8'"
-        )
-    check_divides("model.n_experts", shape.n_experts, "parallel.expert", layout.expert)
-    check_divides("model.d_expert", shape.d_expert, "parallel.tensor", layout.tensor)
 
 
 def parts_of_sequences(static: Static, platform: str) -> int:
@@ -262,16 +237,10 @@ def check_layout_options(layout: Layout) -> None:
 
 
 def check_layout_runtime(static: Static, layout: Layout) -> None:
-    """Raise BadInput for a step that can't be run, though it may be planned: experts on several devices.
+    """Raise BadInput for a step that this machine's runtime would never finish: jax 0.10.2 on a CPU as several devices.
 
-    Also one that this machine's runtime would never finish: jax 0.10.2 on a CPU as several devices. There a product
-    in XLA's library of kernels and an exchange between stages wait for the same threads, for ever.
+    There a product in XLA's library of kernels and an exchange between stages wait for the same threads, for ever.
     """
-    if static.model.n_experts and layout.devices > 1:
-        raise BadInput(
-            f"model.n_experts={static.model.n_experts} on a mesh of {layout.devices} devices: this version multiplies "
-            "experts on one device alone; nearest: every size of parallel 1"
-        )
     bf16 = POLICIES[static.precision].forward == "bfloat16"
     waits = jax.default_backend() == "cpu" and layout.stage > 1 and static.model.position == "relative" and bf16
     if waits and NO_LIBRARY_FLAG not in os.environ.get("XLA_FLAGS", ""):

@@ -23,7 +23,6 @@ MODEL = [*SMALL, "--config.model.block=experts", "--config.model.n_experts=4"]
         ("n_experts=0", "block='experts' with model.n_experts=0: a block has experts; nearest: n_experts=8"),
         ("block=sequential", "n_experts=4 with model.block='sequential', .*nearest: model.block=experts, or n_exp"),
         ("bias=true", "bias=True with model.n_experts=4: experts have no biases; nearest: False"),
-        ("d_kv_latent=8", "d_kv_latent=8: this version has no latent attention; nearest: 0"),
         ("router_scores=softmin", "'softmin' is not a choice; did you mean 'softmax'"),
     ],
 )

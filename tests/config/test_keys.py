@@ -19,13 +19,21 @@ MOST = 2**31 - 1
 HUGE = {"train.global_batch": 2**20, "model.seq_len": 2**20, "train.steps": MOST}
 GALORE = {"optim.name": "galore"}
 RAMP = {"train.global_batch": 2, "train.accumulate": 2}
+# Experts beside the keys that are theirs: as many as may be, and as many groups for them.
+EXPERT_KEYS = ("experts_per_token", "d_expert", "n_shared_experts", "router_scores", "router_renormalize",
+    "router_scale", "router_groups", "router_groups_per_token", "router_z_weight", "balance_rate", "balance_weight",
+    "balance_sequence_weight", "expert_capacity", "expert_products")  # fmt: skip
+MANY_EXPERTS = {"model.block": "experts", "model.n_experts": 8, "model.experts_per_token": 1,
+    "model.router_renormalize": False}  # fmt: skip
 # What else a config needs so that a key's bounds have an effect in it; each bound is accepted under one of these.
 BESIDE = {
+    "model.n_experts": {"model.block": "experts", "model.experts_per_token": 1, "model.router_renormalize": False},
     "model.d_model": {"model.n_heads": 1, "model.d_head": 2, "model.d_ff": 8},
     "model.n_heads": {"model.d_head": 16},
     "model.n_kv_heads": {"model.n_heads": MOST, "model.d_head": 16},
     "model.d_head": {"model.position": "none"},
     "model.rope_factor": {"model.rope_scaling": "linear"},
+    **{f"model.{name}": MANY_EXPERTS for name in EXPERT_KEYS},
     **{f"model.{name}": {"model.d_kv_latent": 16} for name in ("d_q_latent", "d_head_value")},
     "model.rope_mscale": {"model.rope_scaling": "yarn", "model.rope_factor": 2.0},
     "model.global_every": {"model.window": 1},
@@ -112,6 +120,9 @@ OTHERS = {
     "model.d_model": 128,
     "model.d_head": 32,
     "model.window": 64,
+    "model.block": "parallel",
+    "model.n_experts": 16,
+    "model.expert_capacity": 1.25,
     "model.rope_factor": 1.0,
     "model.logit_scale": "none",
     "data.mixture": "x=1",
@@ -129,6 +140,8 @@ OTHERS = {
 }
 # Needed beside the other value, in both configs that are compared.
 WITH = BESIDE | {
+    **{f"model.{name}": {"model.block": "experts", "model.n_experts": 8} for name in ("n_experts", *EXPERT_KEYS)},
+    "model.router_groups_per_token": {"model.block": "experts", "model.n_experts": 8, "model.router_groups": 4},
     "model.qk_norm_over": {"model.qk_norm": True},
     "model.d_head_rope": {"model.d_kv_latent": 16},
     "model.rope_scaling": {},

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from checks.numerics.parallelism import layouts
+from checks.numerics.parallelism.experts import LOSS
 
 # Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 25 layouts, and two models each.
 PARTS = [
@@ -39,6 +40,18 @@ def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
         assert many <= 1.05 * few if remaining["schedule"] == "1f1b" else many > 1.4 * few
     for row in result["rows_bf16"]:
         assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 1e-2, row
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["expert+fsdp+tensor+sequence", "1f1b+expert+fsdp"])
+def test_loss_gradients_and_bytes_of_experts_with_skewed_loads(name, tmp_path):
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "checks.numerics.parallelism", "--quick", f"--experts={name}", f"--json={path}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert path.exists(), done.stderr[-2000:]
+    (row,) = json.loads(path.read_text())["experts"]
+    assert row["skewed"] and row["grad_rel_diff"] <= 3e-6 and row["loss_rel_diff"] <= LOSS, row
     assert done.returncode == 0
 
 

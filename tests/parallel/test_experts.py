@@ -39,7 +39,7 @@ def walk(jaxpr):
 @functools.cache
 def equations_of_gradient(remat):
     """Of the gradient of a model with experts on the mesh LAYOUT, traced for no device."""
-    static, _ = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)
+    static = build_static(MODEL | {"model.remat": remat}, LAYOUT, "bf16", 8)[0]
     mesh = AbstractMesh(
         tuple(getattr(LAYOUT, axis) for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES)
     )
@@ -88,7 +88,7 @@ from scalelab.train.step import program
 from tests.train.resume.test_compatibility import SMALL
 
 place, rows = pathlib.Path(sys.argv[1]), []
-MODEL = {"model.block": "experts", "model.n_experts": 8, "model.d_ff": 16, "train.global_batch": 8,
+MODEL = {"model.block": "experts", "model.n_experts": 8, "model.d_ff": 16, "train.global_batch": 8, "model.n_layers": 2,
          "schedule.name": "constant", "optim.peak_lr": 0.01}
 
 def values(steps, layout):
@@ -111,18 +111,20 @@ alone = train("alone", 3, {})
 saved = {"expert": 4}
 train("saved", 2, saved)
 before, held = bits("saved", saved)
-for number, layout in enumerate([{}, {"expert": 2, "fsdp": 2}, {"expert": 2, "tensor": 2}]):
+for number, layout in enumerate([{}, {"expert": 2, "fsdp": 2}]):
     shutil.copytree(place / "saved", place / str(number))
     after, there = bits(str(number), layout)
     lines = train(str(number), 3, layout)
     rows.append({"layout": layout, "same": before == after, "leaves": len(after), "held": there / held,
                  "loss": [line["train_loss"] for line in lines], "alone": [line["train_loss"] for line in alone]})
-short = train("short", 1, saved | {"expert_buffer": 1.0})[0]
-print(json.dumps({"rows": rows, "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
+staged = train("staged", 3, {"stage": 2, "expert": 2, "microbatches": 2})
+short = train("short", 2, saved | {"expert_buffer": 1.0})[0]
+print(json.dumps({"rows": rows, "staged": [line["train_loss"] for line in staged],
+                  "dropped": [alone[0]["block/dropped"], short["block/dropped"]]}))
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_with_experts_goes_on_upon_any_layout_with_its_bits_and_losses(tmp_path):
     """On four devices; rows for which a bounded buffer has no room are dropped and counted."""
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"}
@@ -134,6 +136,7 @@ def test_a_run_with_experts_goes_on_upon_any_layout_with_its_bits_and_losses(tmp
     for row in answer["rows"]:
         assert row["same"] and row["leaves"] > 20, row["layout"]
         assert row["loss"] == pytest.approx(row["alone"], rel=1e-6), row
-    assert [row["held"] for row in answer["rows"]] == [4, 1, 1]
+    assert answer["staged"] == pytest.approx(answer["rows"][0]["alone"], rel=1e-6)  # variables move in stages, too
+    assert [row["held"] for row in answer["rows"]] == [4, 1]
     none, some = answer["dropped"]
-    assert none == 0 < some < 0.5
+    assert none == 0 < some < 2  # of 2 experts a token in 2 layers

@@ -114,10 +114,9 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
 
 
-def expert_variants(layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both models with experts; with stages without variables, which no stage reads."""
-    without = {"model.balance_rate": 0.0, "model.balance_weight": 0.0} if layout.stage > 1 else {}
-    first, second = (EXPERTS_BOTH | part | without for part in EXPERTS)
+def expert_variants() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both models with experts."""
+    first, second = (EXPERTS_BOTH | part for part in EXPERTS)
     return first, second
 
 

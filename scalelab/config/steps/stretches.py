@@ -155,3 +155,25 @@ def flops_before(stretch: Stretch, tokens: int, per_token: Mapping[str, float]) 
 def total_flops(per_token: Mapping[str, float]) -> dict[str, float]:
     """Rename FLOPs a token as totals: `6N` becomes `6ND`."""
     return {("6ND" if name == "6N" else name): each for name, each in per_token.items()}
+
+
+class PastStretch(NamedTuple):
+    """A stretch of a run's steps, from `step` on, for the schedules: `tokens` were counted before it.
+
+    Its steps take micro-batches of `micro_tokens` tokens; `accumulate` and `ramp` as in `Static`.
+    """
+
+    step: int
+    tokens: int
+    micro_tokens: int
+    accumulate: int
+    ramp: tuple[int, ...]
+
+
+def past_stretches(config: "ConfigDict") -> tuple[PastStretch, ...]:
+    """The noted stretches as schedules in tokens need them; () if all steps so far follow from the config."""
+    noted = noted_stretches(config)
+    sizes = [(stretch.rows * stretch.seq_len, stretch.accumulate, stretch.ramp) for stretch in noted]
+    if not any(size != sizes[-1] for size in sizes):
+        return ()
+    return tuple(PastStretch(s.step, s.tokens, *size) for s, size in zip(noted, sizes, strict=True))

@@ -19,7 +19,7 @@ from scalelab.model.experts.ways import block_rows
 from scalelab.model.products.operands import cast_operand
 from scalelab.model.products.saved import name_product
 from scalelab.precision.policy import Policy
-from scalelab.sharding import Weight, gradient_like, weight_master, weight_values
+from scalelab.sharding import Weight, gradient_like, vary_like, weight_master, weight_values
 
 Activation = Callable[..., jax.Array]  # of one or two products into the hidden units
 _read, _write = jax.lax.dynamic_slice_in_dim, functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
@@ -56,8 +56,9 @@ def _forward(x_PD, weight_P, weights, rows, activation, policy):
 
             return jax.lax.fori_loop(0, -(-size_E[e] // block), of_block, carry)
 
-        hidden = [jnp.zeros((x_PD.shape[0], w.shape[2]), form) for w in weights[:-1]]
-        return jax.lax.fori_loop(0, size_E.size, of_expert, (jnp.zeros(x_PD.shape, form), hidden))
+        zeros = lambda width: vary_like(jnp.zeros((x_PD.shape[0], width), form), x_PD, *weights)  # noqa: E731
+        hidden = [zeros(w.shape[2]) for w in weights[:-1]]
+        return jax.lax.fori_loop(0, size_E.size, of_expert, (zeros(x_PD.shape[1]), hidden))
 
     x_PD = cast(x_PD)
     y_PD, hidden = run(x_PD, weight_P, [cast(weight_values(w)) for w in weights], rows.start_E, rows.size_E)
@@ -88,14 +89,15 @@ def _backward(activation, policy, residuals, dy_PD):
                 return _write(dx_PD, dx_MD, first), _write(dweight_P, dweight_M, first), sums
 
             dx_PD, dweight_P, dweights = carry
-            begin = dx_PD, dweight_P, [jnp.zeros(w.shape[1:], jnp.float32) for w in weights]
+            begin = dx_PD, dweight_P, [jnp.zeros_like(dw[0]) for dw in dweights]
             *of_rows, sums = jax.lax.fori_loop(0, -(-size_E[e] // block), of_block, begin)
             return *of_rows, [dw.at[e].set(total) for dw, total in zip(dweights, sums, strict=True)]
 
+        zeros = lambda shape, form: vary_like(jnp.zeros(shape, form), x_PD, weight_P, *weights)  # noqa: E731
         begin = (
-            jnp.zeros(x_PD.shape, form),
-            jnp.zeros_like(weight_P),
-            [jnp.zeros(w.shape, jnp.float32) for w in weights],
+            zeros(x_PD.shape, form),
+            zeros(weight_P.shape, weight_P.dtype),
+            [zeros(w.shape, jnp.float32) for w in weights],
         )
         return jax.lax.fori_loop(0, size_E.size, of_expert, begin)
 

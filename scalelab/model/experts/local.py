@@ -3,6 +3,7 @@
 Shapes: T tokens, D d_model, E experts of the device, F d_expert, K experts of a token, P rows.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.model.experts.fused import fused_experts, weigh_units
 from scalelab.model.experts.product import expert_product
 from scalelab.model.experts.rows import add_to_tokens, arrange_rows, count_slots, read_tokens, read_weights
 from scalelab.model.experts.ways import choose_way
@@ -57,17 +59,17 @@ def multiply_tokens(
     rows = arrange_rows(experts_TK, n_experts, layout, local.most)
     x_PD, weight_P = read_tokens(x_TD, rows), read_weights(weights_TK, rows)
 
+    lacking_T = jnp.sum(rows.dropped_TK & (experts_TK < n_experts), axis=1).astype(jnp.float32)
+    activation = GATED[shape.mlp] if shape.mlp in GATED else UNGATED[shape.mlp]
+    if way.fused and due is None and not policy.scaling:
+        weights = [each.w_ENO for each in products.values()]
+        return add_to_tokens(fused_experts(x_PD, weight_P, weights, rows, activation, policy), rows), lacking_T, None
+
     def multiply(name: str, x: jax.Array) -> jax.Array:
         each = products[name]
         return name_product(expert_product(x, each.w_ENO, each.scales, rows, way, policy))
 
     inner = [multiply(name, x_PD) for name in ("up", "gate") if name in products]
-    activation = GATED[shape.mlp] if shape.mlp in GATED else UNGATED[shape.mlp]
-
-    def weigh(weight_P: jax.Array, *inner: jax.Array) -> jax.Array:
-        return (activation(*inner) * weight_P[:, None]).astype(inner[0].dtype)
-
-    h_PF = keep_inputs(weigh)(weight_P, *inner)
+    h_PF = keep_inputs(functools.partial(weigh_units, activation))(weight_P, *inner)
     units = None if due is None else measures.expert_measures(due, h_PF, rows.expert_P, n_experts)
-    lacking_T = jnp.sum(rows.dropped_TK & (experts_TK < n_experts), axis=1)
-    return add_to_tokens(multiply("down", h_PF), rows), lacking_T.astype(jnp.float32), units
+    return add_to_tokens(multiply("down", h_PF), rows), lacking_T, units

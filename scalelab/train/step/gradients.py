@@ -11,7 +11,7 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds, SplitTokens
-from scalelab.model.declare import with_variables
+from scalelab.model.declare import with_variables, without_variables
 from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
 from scalelab.model.stacks import by_stack, name_stacks, stacks
 from scalelab.model.sums import measures
@@ -83,7 +83,9 @@ def loss_sums(
     With `ends`, attention stays within documents and the first token of a document is not predicted.
     """
     if static.layout.stage > 1:
-        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), Batch(tokens, ends), z_weight)
+        params, variables = without_variables(params, transformer.variable_declarations(static.model))
+        held = _with_slots(static, pipeline.into_slots(static, params), variables)
+        return pipeline.pipeline_loss_sums(static, held, Batch(tokens, ends), z_weight)
     return _whole_loss_sums(static, PassInputs(params, z_weight), documents.split_inputs_targets(tokens, ends))
 
 
@@ -223,7 +225,9 @@ def differentiate_micro_batch(
     """
     if static.layout.stage > 1:
         z_weight, scales = inputs.z_weight, inputs.scales
-        return *pipeline.pipeline_gradients(static, inputs.params, batch, z_weight, counted, due), scales
+        held = _with_slots(static, inputs.params, inputs.variables)
+        sums, grads = pipeline.pipeline_gradients(static, held, batch, z_weight, counted, due)
+        return sums, without_variables(grads, inputs.variables)[0], scales
     can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
     probes = jnp.zeros(static.model.n_layers) if can_underflow else None
 
@@ -236,6 +240,11 @@ def differentiate_micro_batch(
     if zeros is not None:
         sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
     return sums, grads, amax
+
+
+def _with_slots(static: Static, params: Any, variables: Any) -> Any:
+    """Parameters as the stages hold them, with the model's variables laid out alike."""
+    return with_variables(params, pipeline.variables_in_slots(static, variables)) if variables else params
 
 
 def _nothing_summed(static: Static, inputs: PassInputs, tokens: jax.Array, due: jax.Array | None) -> Summed:

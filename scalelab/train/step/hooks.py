@@ -81,21 +81,11 @@ def refuse_unsupported(static: Static) -> None:
         if name and static.layout.stage > 1:
             raise BadInput(f"{key}={name!r} needs the last hidden states in one piece: parallel.stage=1, not "
                            f"{static.layout.stage}")  # fmt: skip
-    if transformer.variable_declarations(static.model):
-        places = (
-            (static.layout.stage > 1, f"parallel.stage={static.layout.stage}", "parallel.stage=1"),
-            (
-                bool(find_optimizer(static.optim.name).curvature),
-                f"optim.name={static.optim.name!r}",
-                "optim.name=adamw",
-            ),
+    if find_optimizer(static.optim.name).curvature and transformer.variable_declarations(static.model):
+        raise BadInput(
+            f"model.block={static.model.block!r} has variables that are not parameters, which "
+            f"optim.name={static.optim.name!r} does not read; nearest: optim.name=adamw"
         )
-        for refused, key, nearest in places:
-            if refused:
-                raise BadInput(
-                    f"model.block={static.model.block!r} has variables that are not parameters, which {key} does not "
-                    f"read; nearest: {nearest}"
-                )
     if static.own_loss and find_optimizer(static.optim.name).curvature:
         raise BadInput(
             f"train.loss={static.own_loss!r}: {static.optim.name} estimates the curvature of the built-in loss alone; "

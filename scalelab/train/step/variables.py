@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.model.declare import Variable, named_leaves
-from scalelab.model.stacks import bare_stack, by_stack
+from scalelab.model.stacks import bare_stack, by_stack, stacks
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.model.transformer import parameter_declarations, variable_declarations
 from scalelab.optim.ema import Ema, newest_weight
@@ -27,6 +27,7 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.states import Tree, policy_state
+from scalelab.sharding import has_explicit_mesh, spec_of
 from scalelab.train.step import guard
 from scalelab.train.step.gradients import Gradient
 
@@ -160,10 +161,14 @@ def _next_model(static: Static, old: Tree, outcome: Outcome) -> tuple[Tree, Metr
     by_name = by_stack(static.model, sums.block) if sums.block else {}
 
     def move(sums: LossSums, declared: Variable, value: jax.Array) -> jax.Array:
-        new = jnp.asarray(declared.move(value, sums))
+        new = jnp.asarray(declared.move(whole(value), sums))
         if new.shape != value.shape:
             raise BadInput(f"a block's variable of shape {list(value.shape)} is moved to one of {list(new.shape)}")
+        new = reshard(new, spec_of(value)) if has_explicit_mesh() else new
         return jnp.where(accepted, new.astype(value.dtype), value)
+
+    def whole(value: jax.Array) -> jax.Array:
+        return reshard(value, PartitionSpec()) if has_explicit_mesh() else value
 
     values = {}
     for group, declared in variable_declarations(static.model).items():
@@ -183,10 +188,10 @@ def with_means(variables: ModelVariables) -> Tree:
 
 
 def _split_model(static: Static, like: Tree) -> Tree:
-    """By the axes of each declaration, as parameters' are; layers lie with their stage."""
+    """By the axes of each declaration, as parameters' are; layers lie with their stage where these divide them."""
     if not isinstance(like, ModelVariables):
         return ()
-    stages = static.layout.stage > 1
+    stages = static.layout.stage > 1 and all(stack.depth % static.layout.stage == 0 for stack in stacks(static.model))
     specs = jax.tree.map(lambda v: rules.parameter_spec(v, False, stages), variable_declarations(static.model))
     by_name = named_leaves(specs)
     return ModelVariables(specs, {name: by_name[name] for name in like.means})

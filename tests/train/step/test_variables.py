@@ -174,14 +174,6 @@ def test_a_pass_that_does_not_read_it_is_refused(changes, nearest, monkeypatch, 
     assert not (tmp_path / "run").exists()
 
 
-def test_stages_are_refused_by_a_plan_too(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    stages = ["--config.parallel.stage=2", "--config.parallel.microbatches=2", "--config.model.n_layers=2"]
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-        assert main(["plan", "--config=configs/tiny.py", *SMALL, BLOCK, *stages, "--hardware=h100"]) == 2
-    assert err.getvalue().strip().endswith("does not read; nearest: parallel.stage=1")
-
-
 def program_states(program, trials, block=biased, **changes):
     """(states after three steps, their training losses, static) of so many equal trials."""
     static, hparams = setting(block, **changes)
