@@ -9,6 +9,8 @@ of all rows alternate. With --chips, for chips that are absent (their compilers:
 '.[plan-tpu]'): the compiled layer's memory, its largest array and FLOPs over those that are useful, of 16 experts, 4 a
 token, d_model 1,024, d_expert 512, 2,048 tokens, bf16. Nothing is timed there. Rows are written to
 checks/results/experts.*; those of other chips stay.
+
+    python -m checks.speed.experts --rounds=5
 """
 
 import datetime
@@ -209,7 +211,7 @@ def main(argv: list[str]) -> int:
 def _main(argv: list[str]) -> int:
     parser = command_line("speed.experts", __doc__)
     parser.add_argument("--chips", default="", metavar="A,B", help="absent chips to compile for, such as h100,v5p")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each program, the first left out")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of each program, the first left out")
     options = parser.parse_args(argv)
     path = RESULTS / "experts.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}

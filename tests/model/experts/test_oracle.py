@@ -195,3 +195,21 @@ def test_a_block_through_its_whole_mlp_is_three_products(precision):
         results.append(jax.jit(jax.value_and_grad(objective, (0, 1)))(params, x_BSD))
     for one, other in zip(*map(jax.tree.leaves, results), strict=True):
         near(one, other, bound)
+
+
+@pytest.mark.full
+def test_a_capacity_drops_what_is_beyond_it_and_counts_it():
+    """Of all tokens; at a capacity that holds the fullest expert nothing is dropped, and the result is dropless."""
+    small, large, dropless = (layer("softmax", expert_capacity=capacity) for capacity in (1.0, float(E), 0.0))
+    params, x_BSD, weights_BSD, _ = draw(dropless)
+    given = params, x_BSD, weights_BSD, np.ones((B, S), bool), variables(dropless, BIASES["skewed"])
+    (cut, cut_sums, _), (whole, whole_sums, grads), (exact, exact_sums, exact_grads) = (
+        program(of, *given) for of in (small, large, dropless)
+    )
+    load, slots = np.asarray(exact_sums[COUNTS]["expert_load"]), B * S * 2 / E
+    assert cut_sums[COUNTS]["dropped"] == np.maximum(load - slots, 0).sum() > 0 == whole_sums[COUNTS]["dropped"]
+    near(whole, exact, 1e-6)
+    for one, other in zip(*map(jax.tree.leaves, (grads, exact_grads)), strict=True):
+        near(one, other, 1e-5)
+    changed = np.any(np.abs(np.asarray(cut - exact)) > 1e-4, axis=-1)
+    assert 0 < changed.sum() <= cut_sums[COUNTS]["dropped"]
