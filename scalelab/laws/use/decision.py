@@ -224,7 +224,11 @@ def waste_with_misfit(
 def check_held_columns(law: Law, held: Mapping[str, float]) -> None:
     """BadInput if the law has a column that is not held and does not follow from the budget's split."""
     if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
-        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
+        values = ",".join(f"{name}=VALUE" for name in missing)
+        raise BadInput(
+            f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget: "
+            f"--target-values={values}"
+        )
 
 
 def wasted_share(
