@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-stability test-contract test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-stability test-contract test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage plan-commands curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -89,6 +89,9 @@ coverage: .venv/base  ## an hour: how often 90 % intervals hold the truth and ve
 	.venv/bin/python -m checks.statistics.decisions
 	.venv/bin/python -m checks.statistics.ablation_rules
 	.venv/bin/python -m checks.statistics.gaps
+
+plan-commands: .venv/base  ## two minutes: the first lines of scalelab plan on fourteen questions, with CPU seconds and memory of each; writes checks/results/
+	.venv/bin/python -m checks.speed.plan_commands
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
 	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning

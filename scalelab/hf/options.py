@@ -57,7 +57,7 @@ def rope_from_hf(content: Mapping[str, Any], seq_len: Any, with_mscale: bool = F
     kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
-    read = {name: _values(name, group, seq_len, scaled) for name, group in groups.items()}
+    read = {name: _values(name, group, seq_len, with_mscale) for name, group in groups.items()}
     if len({repr(values) for values in read.values()}) > 1:
         raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in read.items())}: they must agree")
     return next(iter(read.values()), {"rope_scaling": "none"})

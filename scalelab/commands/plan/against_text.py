@@ -19,10 +19,8 @@ def describe_comparison(comparison: Any) -> list[str]:
 
 
 def _verdict(comparison: Any) -> str:
-    from scalelab.plan.sweep.against import runs
-
     plans = {"first": comparison.first, "second": comparison.second}
-    stopped = [name for name, plan in plans.items() if not runs(plan)]
+    stopped = [name for name, plan in plans.items() if not plan.runs]
     if stopped:
         lines = [f"the {name} cannot run: {_reason(plans[name])}" for name in stopped]
         lines += [f"the {name} takes {_describe(plan)}" for name, plan in plans.items() if name not in stopped]
@@ -37,8 +35,11 @@ def _verdict(comparison: Any) -> str:
 
 
 def _reason(plan: Any) -> str:
-    refusal = next((note for note in plan.notes if note.startswith("the trainer refuses")), "")
-    return refusal or describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)
+    if plan.refusal:
+        return f"the trainer refuses this: {plan.refusal}"
+    if plan.memory.fits:
+        return "the host does not hold its moments"
+    return describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)
 
 
 def _describe(plan: Any) -> str:

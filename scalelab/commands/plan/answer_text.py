@@ -6,6 +6,7 @@ from typing import Any
 from scalelab.commands.plan.counts import describe_marks, mark_count
 from scalelab.commands.plan.text import describe_memory_fit
 from scalelab.commands.plan.verdict_text import DAY_S, GIB, describe_setup, format_figures, format_range
+from scalelab.plan.memory.account_error import describe_chance
 from scalelab.plan.sweep.counts import list_front
 
 
@@ -33,7 +34,8 @@ def _verdict(answer: Any) -> list[str]:
         f"model: {answer.n:.4g} parameters x {answer.d:.4g} tokens, d_model={shape.d_model} n_layers={shape.n_layers} "
         f"n_heads={shape.n_heads} vocab_size={shape.vocab_size} seq_len={shape.seq_len}; {shape.rule}",
         f"{describe_setup(plan)}; step {format_range(t.total_s, t.low_s, t.high_s)}, MFU {t.mfu:.1%} "
-        f"({t.mfu_low:.1%} to {t.mfu_high:.1%}), {describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)}",
+        f"({t.mfu_low:.1%} to {t.mfu_high:.1%}), {describe_memory_fit(plan.memory.fits, plan.memory.margin_bytes)}"
+        + (f", {chance}" if (chance := describe_chance(plan.memory)) else ""),
         _loss(answer),
     ]
 

@@ -6,6 +6,7 @@ from typing import Any
 from scalelab.commands.plan import verdict_text
 from scalelab.commands.plan.verdict_text import format_duration, format_figures, time_unit
 from scalelab.hardware.host_memory import LIMIT_VARIABLE
+from scalelab.plan.compiled.compile import compare_components
 
 GIB, MIB = 2**30, 2**20
 N_CONVENTIONS = ("total", "active", "non_embedding", "kaplan", "chinchilla")
@@ -179,8 +180,6 @@ def _advice(plan: Any) -> list[str]:
 
 def _compiled(plan: Any) -> list[str]:
     """Format the memory by formula, exact and compiled, side by side."""
-    from scalelab.plan.compiled.compile import compare_components
-
     compiled, (name, size) = plan.compiled, memory_unit(plan.memory.total)
     head = f"compiled for {compiled.platform} in {compiled.seconds:.1f} s"
     text = [f"{head}: out of memory", compiled.oom] if compiled.oom else [head]

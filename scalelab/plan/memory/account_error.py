@@ -2,8 +2,6 @@
 
 import math
 
-from scipy.special import stdtr
-
 from scalelab.plan.memory.memory import Memory
 
 # log(compiled / planned) of the peaks of STEPS steps that XLA compiled for TPUs and H100s: mean and standard deviation.
@@ -18,7 +16,19 @@ def out_of_memory(memory: Memory) -> float:
     if memory.capacity <= 0 or memory.total <= 0:
         return 0.0
     spread = DEVIATION * math.sqrt(1 + 1 / STEPS)
-    return float(stdtr(STEPS - 1, (MEAN - math.log(memory.capacity / memory.total)) / spread))
+    return student_cdf((MEAN - math.log(memory.capacity / memory.total)) / spread, STEPS - 1)
+
+
+def student_cdf(t: float, freedom: int) -> float:
+    """Student's t below `t`, of an even number of degrees of freedom (Abramowitz & Stegun, 26.7.4).
+
+    scipy has it, and takes longer to load than most plans do.
+    """
+    angle, term, total = math.atan(t / math.sqrt(freedom)), 1.0, 1.0
+    for i in range(1, freedom // 2):
+        term *= (2 * i - 1) / (2 * i) * math.cos(angle) ** 2
+        total += term
+    return 0.5 + 0.5 * math.sin(angle) * total
 
 
 def describe_chance(memory: Memory) -> str:

@@ -74,11 +74,6 @@ def compare_plans(first: Plan, second: Plan, keys: Mapping[str, Any], others: Ma
     )
 
 
-def runs(plan: Plan) -> bool:
-    """Whether a plan's run is possible: it fits, and the trainer refuses nothing."""
-    return plan.memory.fits and not any(note.startswith("the trainer refuses") for note in plan.notes)
-
-
 def _figures(first: Plan, second: Plan) -> tuple[Figure, ...]:
     both = [_numbers(plan) for plan in (first, second)]
     names = dict.fromkeys(name for numbers in both for name in numbers)
@@ -110,4 +105,4 @@ def _numbers(plan: Plan) -> dict[str, float | None]:
         "device-hours": run.device_hours,
         "cost": run.cost,
     }
-    return numbers | {name: value if runs(plan) else None for name, value in times.items()}
+    return numbers | {name: value if plan.runs else None for name, value in times.items()}

@@ -6,7 +6,9 @@ import math
 import pathlib
 import statistics
 
+import numpy as np
 import pytest
+from scipy import special
 
 from scalelab.plan.memory import account_error
 from scalelab.plan.memory.memory import Memory
@@ -23,6 +25,14 @@ def test_the_error_is_that_of_the_steps_that_were_compiled():
     assert statistics.stdev(errors) == pytest.approx(account_error.DEVIATION, abs=5e-4)
     low, high = (f"{abs(math.expm1(end)):.0%}".replace("%", " %") for end in (min(errors), max(errors)))
     assert f"{low} below the plan's to {high} above" in account_error.SOURCE
+
+
+@pytest.mark.parametrize("freedom", [2, 10, 40])
+def test_students_t_is_scipys(freedom):
+    points = np.linspace(-9, 9, 37)
+    areas = [account_error.student_cdf(t, freedom) for t in points]
+    np.testing.assert_allclose(areas, special.stdtr(freedom, points), rtol=0, atol=1e-12)
+    assert account_error.STEPS % 2 == 1  # even degrees of freedom
 
 
 def test_the_chance_falls_with_what_is_left():
