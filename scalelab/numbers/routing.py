@@ -4,8 +4,9 @@
     few     the load lies with few experts at each step of such a window: `spread` below FEW
     loud    router logits above LOUD at each step of such a window
 
-Thresholds were chosen on the runs of seed 100 of `checks.diagnosis.experts`: healthy ones, too, leave experts idle in
-their first hundred steps, before the balance has brought them back, so that what counts is a window's end.
+Thresholds were set on a few runs of seed 100 of `checks.diagnosis.experts`, which scores them on another seed. Healthy
+runs, too, leave experts idle in their first hundred steps, before the balance has brought them back: what counts is
+how it stands at the run's end.
 
 Shapes: n steps, L layers, E experts.
 """
