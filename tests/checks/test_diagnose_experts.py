@@ -10,7 +10,7 @@ from scalelab.diagnose.checks.causes import CAUSES
 
 def row(name, cause, *verdicts, right=True):
     each = [{"cause": verdict, "kind": "test", "evidence": f"of {verdict}"} for verdict in verdicts]
-    return {"name": name, "cause": cause, "verdicts": each, "right": right,
+    return {"name": name, "seed": 0, "cause": cause, "verdicts": each, "right": right,
             "idle": 2.0, "entropy": 0.5, "router logit": 51.0}  # fmt: skip
 
 
@@ -26,8 +26,10 @@ def test_the_page_lists_every_case_and_what_was_not_run():
     rows = [row("router x 100", COLLAPSED, COLLAPSED), row("6 of 8", "", DEAD, right=False)]
     page = score.format_page({"rows": rows, "right": 1, "command": "c", "date": "d", "machine": "m"})
     assert "1 of 2 right" in page and "Not run: " in page and "6 of 8;" not in page.partition("Not run")[2]
-    assert "| router x 100 | router_collapsed | router_collapsed (test) | yes | 2 | 0.50 | 51 | of router_coll" in page
-    assert "| 6 of 8 | healthy | dead_expert (test) | no |" in page
+    assert (
+        "| router x 100 | 0 | router_collapsed | router_collapsed (test) | yes | 2 | 0.50 | 51 | of router_coll" in page
+    )
+    assert "| 6 of 8 | 0 | healthy | dead_expert (test) | no |" in page
 
 
 def test_an_unknown_case_is_refused(capsys):

@@ -35,7 +35,7 @@ from scalelab.study import write_once
 CASES = PLANTS | HEALTHY
 LAST = 50  # steps at the end of a run whose medians tell what the case did
 MEASURES = {"idle": "experts/idle", "entropy": "experts/entropy", "router logit": "block/router_logit"}
-COLUMNS = ("case", "planted", "verdicts", "right", *MEASURES, "evidence")
+COLUMNS = ("case", "seed", "planted", "verdicts", "right", *MEASURES, "evidence")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +46,11 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("diagnosis.experts", __doc__)
     parser.add_argument("--only", default="", help="cases by name, separated by semicolons")
-    parser.add_argument("--finished", action="store_true", help="run nothing: write the table of what is finished")
+    parser.add_argument(
+        "--finished",
+        action="store_true",
+        help="run nothing: write the table of what is finished, of all seeds up to --seed",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs")
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/diagnose_experts"), help="for runs")
     options = parser.parse_args(argv)
@@ -54,9 +58,11 @@ def _main(argv: Sequence[str]) -> int:
     for name in names:
         if name not in CASES:
             raise BadInput(f"--only: no case {name!r}{nearest_hint(name, CASES)}")
+    seeds = range(options.seed + 1) if options.finished else [options.seed]
+    asked = [(name, seed) for seed in seeds for name in names]
     if options.finished:
-        names = [name for name in names if _place(options.workdir, name, options.seed).with_suffix(".json").exists()]
-    rows = [judge_once(options.workdir, name, options.seed) for name in names]
+        asked = [each for each in asked if _place(options.workdir, *each).with_suffix(".json").exists()]
+    rows = [judge_once(options.workdir, name, seed) for name, seed in asked]
     result = result_header("diagnosis.experts", argv) | {"right": sum(row["right"] for row in rows), "rows": rows}
     if options.finished or set(names) == set(CASES):
         write_result(RESULTS, "diagnose_experts", result, format_page(result))
@@ -119,8 +125,8 @@ def format_page(result: Mapping[str, Any]) -> str:
     lines += [
         f"Two blocks of width 32 on a bigram language, {EXPERTS['train.steps']} steps, most with "
         f"{EXPERTS['model.n_experts']} experts. Idle experts, entropy and router logits: medians of the last {LAST} "
-        "steps, over all layers, of the worst layer, and the largest. The cases were written before the rules, whose "
-        "thresholds were set before a run of this seed was seen.", "",
+        "steps, over all layers, of the worst layer, and the largest. The cases were written before the rules, and "
+        "each row was judged by those of its time.", "",
     ]  # fmt: skip
     lines += [f"Not run: {'; '.join(missing)}.", ""] if missing else []
     return "\n".join([*lines, *markdown_table(COLUMNS, map(_cells, rows)), ""])
@@ -130,7 +136,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     verdicts = ", ".join(f"{v['cause']} ({v['kind']})" for v in row["verdicts"][:3]) or "none"
     evidence = next((v["evidence"] for v in row["verdicts"] if v["cause"] == row["cause"]), "")
     numbers = [f"{row['idle']:.0f}", f"{row['entropy']:.2f}", f"{row['router logit']:.3g}"]
-    return [row["name"], row["cause"] or "healthy", verdicts, "yes" if row["right"] else "no", *numbers, evidence]
+    return [
+        row["name"],
+        str(row["seed"]),
+        row["cause"] or "healthy",
+        verdicts,
+        "yes" if row["right"] else "no",
+        *numbers,
+        evidence,
+    ]
 
 
 if __name__ == "__main__":
