@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/deepseek_moe_16b.py --workdir=runs/deepseek_moe_16b
 
 2.0e12 tokens; 1.64e10 parameters, 2.8e9 of them active. Looked up: the defaults of configuration_deepseek.py, the
-model's own code; what is said of training is section 5.1.2, from memory.
+model's own code; section 5.1's sizes, learning rate, batch and steps as readers quote them; the rest from memory.
 """
 
 from ml_collections import ConfigDict
@@ -36,15 +36,15 @@ def get_config() -> ConfigDict:
     config.model.init_std = 0.006  # section 5.1.2 (from memory)
     config.model.projection_std = 0.006  # section 5.1.2 (from memory)
     config.model.remat = "full"  # ours: memory first
-    config.optim.peak_lr = 4.2e-4  # section 5.1.2 (from memory)
+    config.optim.peak_lr = 4.2e-4  # section 5.1.2
     config.optim.beta1 = 0.9  # section 5.1.2 (from memory)
     config.optim.beta2 = 0.95  # section 5.1.2 (from memory)
     config.optim.weight_decay = 0.1  # section 5.1.2 (from memory)
     config.optim.clip_norm = 1.0  # section 5.1.2 (from memory)
     config.schedule.name = "multi_step"  # section 5.1.2: x 0.316 at 80 % of the steps, and again at 90 % (from memory)
     config.schedule.warmup_steps = 2000  # section 5.1.2 (from memory)
-    config.train.global_batch = 4608  # section 5.1.2: 4.5 K sequences (from memory)
-    config.train.steps = 106_449  # section 5.1.2: 2.0e12 tokens (from memory)
+    config.train.global_batch = 4608  # section 5.1.2: 4.5 K sequences
+    config.train.steps = 106_449  # section 5.1.2: 2.0e12 tokens
     config.precision.name = "bf16"  # not published: ours
     keep_watch(config)
     return config

@@ -2,8 +2,8 @@
 
     scalelab train --config=configs/recipes/glm_4_5.py --workdir=runs/glm_4_5
 
-1.5e13 tokens of the general corpus; 3.53e11 parameters, 3.4e10 of them active. Looked up: Table 1; config.json as code
-of others has it; what is said of training is section 2.4, from memory.
+1.5e13 tokens of the general corpus; 3.53e11 parameters, 3.4e10 of them active. Looked up: Table 1; config.json as
+Megatron-Bridge's page quotes it; what is said of training is section 2.4, from memory.
 """
 
 from ml_collections import ConfigDict

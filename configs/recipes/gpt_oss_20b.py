@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     config.model.seq_len = 4096  # config.json: original_max_position_embeddings
     config.model.window = 128  # config.json: sliding_window
     config.model.global_every = 2  # config.json: layer_types
-    config.model.rope_theta = 150_000.0  # config.json (from memory)
+    config.model.rope_theta = 150_000.0  # config.json
     config.model.norm_eps = 1e-5  # config.json
     config.model.remat = "full"  # ours: memory first
     config.optim.peak_lr = 3e-4  # not published: ours

@@ -2,8 +2,8 @@
 
     scalelab train --config=configs/recipes/kimi_k2.py --workdir=runs/kimi_k2
 
-1.55e13 tokens; 1.03e12 parameters, 3.3e10 of them active. Looked up: section 2.5's text, config.json as a test of
-moonshotai/Kimi-K2.5's reader has it; the rest from memory.
+1.55e13 tokens; 1.03e12 parameters, 3.3e10 of them active. Looked up: section 2.5's text, config.json as other
+programs' tests quote it; the rest from memory.
 """
 
 from ml_collections import ConfigDict

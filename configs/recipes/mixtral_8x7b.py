@@ -28,7 +28,9 @@ def get_config() -> ConfigDict:
         2  # Table 1; a softmax over the two, which is one over all renormalised (section 2.1)
     )
     config.model.balance_rate = 0.0  # config.json has a loss; the balance of training wasn't published
-    config.model.balance_weight = 0.02  # config.json: router_aux_loss_coef, for fine-tuning (from memory)
+    config.model.balance_weight = (
+        0.02 * 2 / 32  # config.json: router_aux_loss_coef (from memory), of a mean over layers with both experts whole
+    )
     config.model.vocab_size = 32_000  # Table 1
     config.model.seq_len = 32_768  # Table 1: context_len
     config.model.rope_theta = 1e6  # config.json

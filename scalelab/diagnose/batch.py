@@ -16,11 +16,13 @@ from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
+from scalelab.model.declare import with_variables
 from scalelab.precision.policy import POLICIES
 from scalelab.record import records
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends
+from scalelab.train.step.state import model_variables
 
 EXCERPT = 60  # characters shown of a sequence
 
@@ -88,11 +90,12 @@ def _subject_before(evidence: Evidence, step: int) -> Subject:
 def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute (loss [B], gradient norm [B]) of each row on the subject's weights."""
     static = subject.static
+    variables = model_variables(subject.state)
     ends, policy = document_ends(static, subject.h, jnp.int32(step - 1)), POLICIES[static.precision]
 
     def mean_loss(params: Any, row: jax.Array) -> jax.Array:
         tokens = documents.split_inputs_targets(row[None], ends)
-        sums = transformer.split_loss(static.model, params, tokens, 0.0, policy)
+        sums = transformer.split_loss(static.model, with_variables(params, variables), tokens, 0.0, policy)
         # Only this field is differentiated; without z-loss it is the loss, with the losses that blocks have.
         return sums.objective / jnp.maximum(sums.tokens, 1.0)
 

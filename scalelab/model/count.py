@@ -7,6 +7,7 @@ window, each query has as many keys as the window holds.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -23,8 +24,8 @@ from scalelab.model.stacks import Stack, count_local_layers, stacks
 from scalelab.sharding import target_platform
 
 EXPERTS = "experts"  # the axis of parameters of which each token uses some
-COUNTED_AS = {"loop": "blocks"}  # ways whose loops are as long as the load wants; as blocks they have their most rows
-USEFUL_WAY = "ragged"  # of model.expert_products: it multiplies each token with its own experts and nothing else
+# Ways of multiplying experts whose loops are as long as the load wants; as blocks they have their most rows.
+COUNTED_AS = {"loop": "blocks", "ragged": "blocks"}
 
 
 def count_parameters(shape: ModelShape) -> dict[str, int]:
@@ -150,7 +151,11 @@ def _hidden_flops(shape: ModelShape, remat: str) -> float:
 
 def walked_flops(shape: ModelShape, remat: str) -> float:
     """FLOPs of one sequence's forward and backward, from their jaxpr; each query takes all keys, even with a window."""
-    return _cached_walk(dataclasses.replace(shape.plain, expert_products=USEFUL_WAY, expert_capacity=0.0), remat, 1)
+    if not shape.n_experts:
+        return _cached_walk(shape.plain, remat, 1)
+    # At a capacity of 1, and of so many sequences, experts have as many slots as there are tokens for them.
+    sequences = shape.n_experts // math.gcd(shape.n_experts, shape.seq_len * shape.experts_per_token)
+    return _cached_walk(dataclasses.replace(shape.plain, expert_capacity=1.0), remat, sequences) / sequences
 
 
 @functools.cache

@@ -221,10 +221,16 @@ def check_layout_options(layout: Layout) -> None:
 
 
 def check_layout_runtime(static: Static, layout: Layout) -> None:
-    """Raise BadInput for a step that this machine's runtime would never finish: jax 0.10.2 on a CPU as several devices.
+    """Raise BadInput for a step that can't be run, though it may be planned: experts on several devices.
 
-    There a product in XLA's library of kernels and an exchange between stages wait for the same threads, for ever.
+    Also one that this machine's runtime would never finish: jax 0.10.2 on a CPU as several devices. There a product
+    in XLA's library of kernels and an exchange between stages wait for the same threads, for ever.
     """
+    if static.model.n_experts and layout.devices > 1:
+        raise BadInput(
+            f"model.n_experts={static.model.n_experts} on a mesh of {layout.devices} devices: this version multiplies "
+            "experts on one device alone; nearest: every size of parallel 1"
+        )
     bf16 = POLICIES[static.precision].forward == "bfloat16"
     waits = jax.default_backend() == "cpu" and layout.stage > 1 and static.model.position == "relative" and bf16
     if waits and NO_LIBRARY_FLAG not in os.environ.get("XLA_FLAGS", ""):

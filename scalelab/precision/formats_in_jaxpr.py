@@ -7,7 +7,7 @@ from typing import Any
 import jax.extend
 import jax.numpy as jnp
 
-from scalelab.jaxprs import dot_flops, live_equations
+from scalelab.jaxprs import PRODUCTS, dot_flops, live_equations
 from scalelab.precision.policy import TF32
 
 SUM_PRIMITIVES = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")
@@ -53,7 +53,7 @@ def collect_formats(
     for equation in live_equations(jaxpr):
         name, ins = equation.primitive.name, [form(v) for v in equation.invars]
         outs = [_dtype(v) for v in equation.outvars]
-        if name == "dot_general":
+        if name in PRODUCTS:
             _note_product(by_role, equation, ins, times)
         elif name in SUM_PRIMITIVES and _is_float(equation.outvars[0]):
             by_role.sums.add(outs[0])
@@ -92,7 +92,7 @@ def _bits(equation: Any) -> tuple[int, int]:
 
 def _note_product(by_role: JaxprFormats, equation: Any, ins: list[str], times: int) -> None:
     tf32 = "TF32" in str(equation.params["precision"])
-    operands = [TF32 if tf32 and form == "float32" else form for form in ins]
+    operands = [TF32 if tf32 and form == "float32" else form for form in ins[:2]]
     by_role.flops[" x ".join(sorted(set(operands)))] += times * dot_flops(equation)
     by_role.products.add(_dtype(equation.outvars[0]))
 

@@ -22,9 +22,9 @@ def collect_activations(
     """Activations of one forward pass, by name.
 
     `embedding`, `stream` [B, S, D]: the residual stream before the first and after the last block. `attention`, `mlp`
-    [L, B, S, D]: each block's branches. `attention_logits` [L, B, N, S, T]: the softmax's input, NaN where masked.
-    `final_norm` [B, S, D]: the norm's output, before the head's multiplier. `logits` [B, S, V]: fp32, before a soft
-    cap.
+    [L, B, S, D]: each block's branches, `mlp` also of experts. `attention_logits` [L, B, N, S, T]: the softmax's input,
+    NaN where masked. `final_norm` [B, S, D]: the norm's output, before the head's multiplier. `logits` [B, S, V]: fp32,
+    before a soft cap.
 
     Blocks are unrolled, so this is for models that compile that way in reasonable time.
     """
@@ -57,15 +57,16 @@ def _capture_blocks(
             {"params": weights},
             x_BSD,
             select_layers(all_layer_flags(shape), layer),
-            capture_intermediates=_capture_filter(*BRANCH_MODULES),
+            capture_intermediates=_capture_filter(*BRANCH_MODULES, "experts"),
             mutable=["intermediates"],
         )
-        if missing := [name for name in BRANCH_MODULES if name not in captured.get("intermediates", {})]:
+        modules = {name: "experts" if (name, kind.block) == ("mlp", "experts") else name for name in BRANCH_MODULES}
+        if missing := [name for name in modules.values() if name not in captured.get("intermediates", {})]:
             raise BadInput(
                 f"model.block={kind.block!r} does not use parts.{missing[0]}, whose activations are measured"
             )
-        for name in BRANCH_MODULES:
-            by_block[name].append(captured["intermediates"][name]["__call__"][0])
+        for name, module in modules.items():
+            by_block[name].append(captured["intermediates"][module]["__call__"][0])
         by_block[LOGITS_NAME].append(captured["intermediates"]["attention"][LOGITS_NAME][0])
     return x_BSD, {name: jnp.stack(values) for name, values in by_block.items()}
 

@@ -21,11 +21,13 @@ from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
 from scalelab.model.attention.attention import LOGITS_NAME
+from scalelab.model.declare import with_variables
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.precision.rounding import upcast
 from scalelab.train.activations import BRANCH_MODULES, collect_activations
 from scalelab.train.step.program import sequential_program
+from scalelab.train.step.state import TrainState, model_variables
 
 GROWING_SLOPE = 0.25  # log-log slope: half of the smallest power seen under standard, sqrt(width)
 ActivationSizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
@@ -108,7 +110,7 @@ def _trajectories(
     batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed, 1, (), *data_options)
     tokens, probe = jnp.asarray(batches.batch(0)[:, :-1]), _compile_probe(setup)
     states = program.init()
-    start = [probe(state.params, tokens) for state in states]
+    start = [probe(_weights(state), tokens) for state in states]
     sizes: list[list[ActivationSizes]] = [[_sizes(x, x) for x in start]]
     for step in range(steps):
         states, metrics = program.advance(states, [batches.chunk(step, 1)] * len(seeds), 1)
@@ -116,8 +118,13 @@ def _trajectories(
             raise WorkFailed(
                 f"at size {size} step {step + 1} has no finite loss: take a lower optim.peak_lr, or fewer --steps"
             )
-        sizes.append([_sizes(probe(s.params, tokens), x) for s, x in zip(states, start, strict=True)])
+        sizes.append([_sizes(probe(_weights(s), tokens), x) for s, x in zip(states, start, strict=True)])
     return {name: np.array([[seed[name] for seed in row] for row in sizes]).transpose(2, 1, 0) for name in sizes[0][0]}
+
+
+def _weights(state: TrainState) -> Any:
+    """Parameters as stored, and the model's variables in their places."""
+    return with_variables(state.params, model_variables(state))
 
 
 @functools.cache

@@ -186,8 +186,8 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
 
     name = os.fspath(law)
     book = load_law_book(name)
-    if book.n_convention != "total":
-        note(f"--law={name} counts N as {book.n_convention}; it is given the runs' total parameters")
+    if book.n_convention not in ("total", "active"):
+        note(f"--law={name} counts N as {book.n_convention}; it is given the runs' active parameters")
     if not math.isfinite(float(book.loss(1e6, 1e8)[0])):
         raise BadInput(
             f"--law={name} gives no loss ({'; '.join(book.notes)}); use a law of N and D, as approach 3 fits"

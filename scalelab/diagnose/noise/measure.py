@@ -23,6 +23,7 @@ from scalelab.model.attention.documents import Batch
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import parameter_declarations
 from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
+from scalelab.train.step.state import model_variables
 
 Progress = Callable[[str, int, int], None]  # called with the name of the work, how many are done, and of how many
 
@@ -98,7 +99,7 @@ def _measure_rows(
     trees = [jax.tree.map(jnp.ones_like, subject.params)]
     if (roots := adam_roots(subject)) is not None:
         trees.append(jax.tree.map(_without_vocabulary, parameter_declarations(subject.static.model), roots))
-    state = subject.params, subject.state.precision, jnp.int32(subject.step)
+    state = subject.params, subject.state.precision, jnp.int32(subject.step), model_variables(subject.state)
     static = dataclasses.replace(subject.static, accumulate=1)
     total = jax.tree.map(jnp.zeros_like, subject.params)
     sums, norms, products = [], [], []
@@ -137,8 +138,8 @@ def _multiply_gradients(static: Static, h: Any, state: Any, scales: Any, total: 
 
 def _row_gradient(static: Static, h: Any, state: Any, row: jax.Array) -> tuple[jax.Array, Any]:
     """([nats, predicted tokens], gradient of the summed loss) of a row [S + 1], as the training step takes it."""
-    params, precision, step = state
-    inputs = pass_inputs(static, params, h.train.z_loss, precision)
+    params, precision, step, variables = state
+    inputs = pass_inputs(static, params, h.train.z_loss, precision, variables)
     sums, grads, _ = scaled_gradients(static, inputs, Batch(row[None], document_ends(static, h, step)))
     return jnp.stack([sums.nll, sums.tokens]), jax.tree.map(lambda g: g * sums.tokens, grads)
 

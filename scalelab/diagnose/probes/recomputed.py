@@ -81,8 +81,8 @@ def row_losses(model: EvaluatedModel, windows: np.ndarray, separator: int, size:
 
 
 def evaluated_subject(evidence: Evidence, subject: Subject) -> EvaluatedModel:
-    """The subject's parameters as eval takes them."""
-    return EvaluatedModel(evidence.config, dataclasses.replace(subject.static, layers=False), subject.params, {})
+    """The subject's parameters and variables as eval takes them."""
+    return EvaluatedModel(evidence.config, dataclasses.replace(subject.static, layers=False), subject.weights, {})
 
 
 def probe_lines(evidence: Evidence) -> dict[str, Any]:

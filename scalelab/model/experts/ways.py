@@ -1,7 +1,9 @@
 """Ways to multiply rows with their experts' weights, by name; all give the same sums.
 
-XLA has `ragged_dot` for this, which is a fast kernel on TPUs alone: on CPUs, and on NVIDIA's GPUs, it is a dense
-product with [rows, experts x features] in between (checks/results/experts.md has the table).
+The largest array of each, by the compiled programs (checks/results/experts.md, `python -m checks.speed.experts`), says
+which one a platform takes: none may be [rows, experts, ...]. jax's `ragged_dot` is a product of its own on TPUs alone,
+and there only of rows with weights; on CPUs and NVIDIA's GPUs, and for the weights' gradient anywhere, XLA makes it a
+dense product over all experts.
 
 Shapes: P rows, M rows of a block, E experts, N and O features.
 """
@@ -139,27 +141,16 @@ def _slots_outer(dot: Dot, x_PN: jax.Array, dy_PO: jax.Array, rows: Rows) -> jax
     return jax.vmap(dot)(x_ECN.mT, dy_ECO)
 
 
-def _without_gaps(tokens: int, assignments: int, experts: int) -> Layout:
-    del tokens, assignments, experts
-    return Layout()
-
-
 def _ragged_multiply(dot: Dot, x_PN: jax.Array, w_ENO: jax.Array, rows: Rows) -> jax.Array:
-    """By jax's ragged product."""
+    """By jax's ragged product; rows behind the last expert's are zero."""
     form = jax.eval_shape(dot, x_PN[:1], w_ENO[0]).dtype
     return jax.lax.ragged_dot(x_PN, w_ENO, rows.size_E, preferred_element_type=form)
-
-
-def _ragged_outer(dot: Dot, x_PN: jax.Array, dy_PO: jax.Array, rows: Rows) -> jax.Array:
-    del dot
-    numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-    return jax.lax.ragged_dot_general(x_PN, dy_PO, rows.size_E, numbers, preferred_element_type=jnp.float32)
 
 
 WAYS: dict[str, Way] = {
     "loop": Way(_one_expert_after_another, _loop_multiply, _loop_outer),
     "blocks": Way(_aligned, _blocks_multiply, _blocks_outer),
-    "ragged": Way(_without_gaps, _ragged_multiply, _ragged_outer),
+    "ragged": Way(_one_expert_after_another, _ragged_multiply, _loop_outer),
     "dense": Way(_all_tokens, _slots_multiply, _slots_outer),
 }
 BY_PLATFORM = {"cpu": "loop", "gpu": "blocks", "tpu": "ragged"}

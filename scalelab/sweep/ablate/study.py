@@ -119,13 +119,13 @@ def check_tuned(side: Side, tuned: Sequence[str]) -> None:
 
 
 def choose_width(config: ConfigDict, budget: float, tokens_per_param: float) -> int:
-    """The d_model whose run of this budget has nearly `tokens_per_param` tokens for each parameter."""
+    """The d_model whose run of this budget has nearly `tokens_per_param` tokens for each active parameter."""
     step = max(8, 2 * config.model.n_heads)  # rotary heads want an even size
 
     def miss(width: int) -> float:
         values = ladder.rule_inputs(ladder.resize_width(config, width), budget)
         sized = config_lib.static(ladder.resize_width(config, width)).model
-        return math.log(values["D"] / count.count_parameters(sized)["total"] / tokens_per_param)
+        return math.log(values["D"] / count.count_parameters(sized)["active"] / tokens_per_param)
 
     width = step
     while miss(width + step) > 0 and width < WIDEST:

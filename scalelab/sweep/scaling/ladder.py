@@ -7,6 +7,7 @@ from scalelab.config import mixture_text
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
+from scalelab.sweep.scaling.resize import scale_width
 from scalelab.sweep.scaling.rules import LadderRule
 
 
@@ -16,6 +17,8 @@ def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
     with config.model.ignore_type():
         config.model.d_model = int(d_model)
         config.model.d_head = config.model.d_head_value = config.model.d_ff = None
+        equal = base.model.d_expert == base.model.d_ff
+        config.model.d_expert = None if equal else scale_width(base.model.d_expert, int(d_model), base.model.d_model)
     return config_lib.resolve(config)
 
 

@@ -37,13 +37,15 @@ class Proxy:
     def lines(self) -> list[str]:
         """Describe the twin beside the target, for a person."""
         twin, target = self.twin, self.target
-        sizes = [count.count_parameters(config_lib.static(c).model)["total"] for c in (twin, target)]
+        sizes = [count.count_parameters(config_lib.static(c).model)["active"] for c in (twin, target)]
+        which = "active" if target.model.n_experts else "total"
         tokens = [c.train.steps * schedule_steps.tokens_per_step(c) for c in (twin, target)]
         p = target.parametrization
         bases = f"base_width {p.base_width}" + f", base_layers {p.base_layers}" * (p.name == "completep")
         return [
             f"twin: d_model {twin.model.d_model} of {target.model.d_model}, "
-            f"{twin.model.n_layers} of {target.model.n_layers} layers, {sizes[0]:,} of {sizes[1]:,} parameters (total)",
+            f"{twin.model.n_layers} of {target.model.n_layers} layers, "
+            f"{sizes[0]:,} of {sizes[1]:,} parameters ({which})",
             f"horizon: {twin.train.steps:,} steps of {schedule_steps.tokens_per_step(twin):,} tokens, "
             f"{tokens[0] / sizes[0]:.3g} tokens a parameter (target: {tokens[1] / sizes[1]:.3g}); "
             f"warm-up {twin.schedule.warmup_steps} steps",
@@ -99,13 +101,13 @@ def _flops(config: ConfigDict) -> float:
 
 
 def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
-    """The recipe at another width, with the same tokens per parameter (total), in at least LEAST_STEPS steps."""
+    """The recipe at another width, with the same tokens per active parameter, in at least LEAST_STEPS steps."""
     depth = recipe.model.n_layers
     if recipe.parametrization.name != "mup":
         unit = depth_unit(recipe)
         depth = unit * max(1, round(depth * width / (recipe.model.d_model * unit)))
     twin = resize_config(recipe, width, depth)
-    small, large = (count.count_parameters(config_lib.static(config).model)["total"] for config in (twin, recipe))
+    small, large = (count.count_parameters(config_lib.static(config).model)["active"] for config in (twin, recipe))
     tokens = recipe.train.steps * schedule_steps.tokens_per_step(recipe) * small / large
     batch = recipe.train.global_batch
     while tokens < LEAST_STEPS * batch * recipe.model.seq_len and batch % 2 == 0:

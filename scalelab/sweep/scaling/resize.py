@@ -31,9 +31,9 @@ def depth_unit(config: ConfigDict) -> int:
 def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
     """The resolved config at `d_model` and `n_layers` (default: the config's).
 
-    d_head and the queries of each key head stay, the number of heads scales. d_ff and latents keep their ratio to
-    d_model, rounded up to a multiple of 8; the bases of mup and completep stay, and so do the shares of stacks.
-    BadInput for a width that heads or their groups don't divide, and for a depth that the stacks don't.
+    d_head and the queries of each key head stay, the number of heads scales. d_ff, d_expert and latents keep their
+    ratio to d_model, rounded up to a multiple of 8; the bases of mup and completep stay, and so do the shares of
+    stacks. BadInput for a width that heads or their groups don't divide, and for a depth that the stacks don't.
     """
     model, config = config.model, config.copy_and_resolve_references()
     width, group = d_model or model.d_model, model.n_heads // model.n_kv_heads

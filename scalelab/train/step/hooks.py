@@ -84,7 +84,6 @@ def refuse_unsupported(static: Static) -> None:
     if transformer.variable_declarations(static.model):
         places = (
             (static.layout.stage > 1, f"parallel.stage={static.layout.stage}", "parallel.stage=1"),
-            (static.updates_layers, "train.updates='per_layer'", "train.updates=whole"),
             (
                 bool(find_optimizer(static.optim.name).curvature),
                 f"optim.name={static.optim.name!r}",

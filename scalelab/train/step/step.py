@@ -59,7 +59,9 @@ def take_gradient(static: Static, state: TrainState, tokens: jax.Array, h: Hpara
     """The gradient of the mean loss over the batch, sharded as the moments are, or what an update by layer replays."""
     ends = document_ends(static, h, state.step)
     if static.updates_layers:
-        sums, replay = measure_gradient(static, state.params, tokens, h.train.z_loss, ends)
+        sums, replay = measure_gradient(
+            static, state.params, tokens, h.train.z_loss, ends, model_variables(state)
+        )
         return Gradient(sums, None, replay, replay.norm)
     n_micro = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     batch = Batch(tokens, ends, n_micro)

@@ -16,7 +16,7 @@ from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.evaluate import sample
-from scalelab.model import decode, transformer
+from scalelab.model import count, decode, transformer
 from scalelab.model.attention import kernels
 from scalelab.model.attention.documents import document_segments
 from scalelab.model.attention.latent import LatentAttention
@@ -115,6 +115,18 @@ def test_each_block_holds_the_matrices_of_the_paper():
         "q.w": (2048, 16, 192), "kv_down.w": (2048, 576), "kv_norm.g": (512,), "kv_up.w": (512, 16, 256),
         "o.w": (16, 128, 2048),
     }  # fmt: skip
+
+
+def test_its_flops_are_those_of_the_program_and_of_the_matrices():
+    """Two layers of 20 tokens in a window of 6; keys of 8 + 6 numbers, values of 5."""
+    of = shape(**SIZES, d_q_latent=20, window=6)
+    terms = count.appendix_f_flops(of)
+    assert terms["attention_logits"] == 2 * 20 * (2 * 6) * 4 * (8 + 6)
+    assert terms["attention_values"] == 2 * 20 * (2 * 6) * 4 * 5
+    per_block = 32 * (20 + 12 + 6) + 20 * 4 * (8 + 6) + 12 * 4 * (8 + 5)
+    assert terms["qkv"] == 2 * 20 * 2 * per_block
+    products = sum(flops for name, flops in terms.items() if name not in ("embedding", "softmax"))
+    assert count.flops_per_token(of)["exact"] == 3 * products / 20
 
 
 @pytest.mark.parametrize("sight", one_in(3, [MaskInfo(), MaskInfo(segments(50)), MaskInfo(is_global=jnp.array(False))]))

@@ -131,7 +131,9 @@ def test_operations_hold_the_flops_of_the_walked_step(case, remat):
     assert counted == pytest.approx(walked, rel=1e-9)
 
 
-RECIPES = sorted(path for path in (COMPILED.parents[2] / "configs/recipes").glob("[a-z]*.py"))
+RECIPES = sorted(
+    path for path in (COMPILED.parents[2] / "configs/recipes").glob("[a-z]*.py") if "n_experts" not in path.read_text()
+)
 
 
 @pytest.mark.parametrize("path", one_in(9, RECIPES), ids=lambda path: path.stem)

@@ -162,7 +162,6 @@ def test_a_plan_counts_its_bytes(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "nearest"),
     [
-        (["--config.train.updates=per_layer", "--config.model.remat=full"], "train.updates=whole"),
         (["--config.optim.name=sophia_g"], "optim.name=adamw"),
     ],
 )

@@ -93,7 +93,7 @@ def check_adam_bound(evidence: Evidence) -> Findings | None:
 def group_sizes(evidence: Evidence) -> dict[str, float]:
     """Count the parameters of each group of layers.jsonl: "" for one block, embed, head."""
     by_group, layers = evidence.record.get("params_by_group", {}), float(evidence.values["model.n_layers"])
-    blocks = sum(by_group.get(name, 0) for name in ("attention", "mlp")) / layers
+    blocks = sum(by_group.get(name, 0) for name in ("attention", "mlp", "experts")) / layers
     return {"": blocks} | {f"{name}/": float(by_group[name]) for name in ("embed", "head") if name in by_group}
 
 

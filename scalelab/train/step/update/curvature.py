@@ -88,7 +88,8 @@ def _hutchinson(static: Static, params: Tree, tokens: jax.Array, key: jax.Array,
 
 def hessian_product(static: Static, params: Tree, u: Tree, tokens: jax.Array, ends: DocumentEnds | None = None) -> Tree:
     """H u of the token mean on `tokens` [global_batch, S+1], trees like the parameters."""
-    shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
+    # kernels, and loops over as many blocks as experts have, have no second derivative
+    shape = dataclasses.replace(static.model, attention="plain", expert_products="dense")
 
     def along(
         params: Tree, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array

@@ -19,6 +19,7 @@ from scalelab.hardware.tactics.stack_layout import keep_layout
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.declare import with_variables
 from scalelab.model.pieces import Pieces, end_in_loss
 from scalelab.model.stacks import Stack, all_layer_flags, join_stacks, select_layers, stacks
 from scalelab.model.sums.block_sums import SUMS, Sums, sums_cotangent
@@ -38,6 +39,7 @@ class Kept(NamedTuple):
     z_weight: jax.Array
     counted: jax.Array  # predicted tokens, by which the objective is divided
     ends: DocumentEnds | None
+    variables: Any = None  # the model's, which are not parameters (`declare.Variable`); {}: there is none
     inputs: Any = None  # {stack: of its blocks, [its layers, B, S, D]}
     last_BSD: Any = None
     norm: Any = None
@@ -49,6 +51,7 @@ class Backward(NamedTuple):
     static: Static
     pieces: Pieces  # that end in the loss sums
     counted: jax.Array
+    variables: Any
 
 
 def make_backward(static: Static, kept: Kept) -> Backward:
@@ -56,7 +59,7 @@ def make_backward(static: Static, kept: Kept) -> Backward:
     split = documents.split_inputs_targets(kept.tokens, kept.ends)
     end = end_in_loss(static.model, split, kept.z_weight)
     pieces = transformer.make_pieces(static.model, POLICIES[static.precision], split, end)
-    return Backward(static, pieces, kept.counted)
+    return Backward(static, pieces, kept.counted, kept.variables)
 
 
 class Layer(NamedTuple):
@@ -102,8 +105,9 @@ def leave_gradient(backward: Backward, params: Any, last_BSD: jax.Array) -> tupl
 def apply_layer(backward: Backward, weights: Any, x_BSD: jax.Array, layer: Layer) -> tuple[jax.Array, Sums]:
     """(x_BSD after the layer, whose `weights` are [1, …], the sums that it gives)."""
     flags = select_layers(all_layer_flags(backward.static.model), layer.number)
-    variables = {"params": jax.tree.map(lambda w: w[0], weights)}
-    y_BSD, written = backward.pieces.block(variables, x_BSD, flags, layer.stack.block)
+    read = jax.tree.map(lambda v: v[layer.index], (backward.variables or {}).get(layer.stack.name, {}))
+    params = with_variables(jax.tree.map(lambda w: w[0], weights), read)
+    y_BSD, written = backward.pieces.block({"params": params}, x_BSD, flags, layer.stack.block)
     return y_BSD, written.get(SUMS, {})
 
 
@@ -133,12 +137,20 @@ def enter_gradient(backward: Backward, params: Any, dx_BSD: jax.Array, tied: Any
 
 
 def measure_gradient(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, ends: DocumentEnds | None
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    ends: DocumentEnds | None,
+    variables: Any = None,
 ) -> tuple[LossSums, Kept]:
-    """Loss sums of the batch [B, S+1], and what its second backward needs. `params` are as stored."""
+    """Loss sums of the batch [B, S+1], and what its second backward needs. `params` are as stored.
+
+    `variables`: the model's, of all layers, beside the parameters.
+    """
     with product_precision(POLICIES[static.precision]):
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(tokens, ends) >= 0), 1)
-        kept = Kept(tokens, jnp.asarray(z_weight), counted, ends)
+        kept = Kept(tokens, jnp.asarray(z_weight), counted, ends, variables)
         backward = make_backward(static, kept)
 
         def run_block(stack: Stack, x_BSD: jax.Array, index: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Sums]]:

@@ -1,0 +1,134 @@
+"""Steps of a model with experts: batches split in any way, trials in one program, and pairs of options at random."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab import config as config_lib
+from scalelab.configs import tiny
+from scalelab.errors import BadInput
+from scalelab.model.declare import named_leaves
+from scalelab.model.sums.block_sums import COUNTS, LOSSES
+from scalelab.optim.registry import OPTIMIZERS
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import compute_gradients
+from scalelab.train.step.step import train_step
+
+SIZES = {
+    "model.d_model": 32, "model.n_heads": 2, "model.seq_len": 32, "train.global_batch": 4, "train.steps": 4,
+    "model.block": "experts", "model.n_experts": 4, "model.d_expert": 24, "optim.peak_lr": 1e-3,
+    "train.steps_per_dispatch": 1, "eval.every_steps": 4,
+}  # fmt: skip
+LOSS_WEIGHTS = {"model.balance_weight": 0.1, "model.balance_sequence_weight": 0.1, "model.router_z_weight": 0.01}
+# Each option by itself goes with experts.
+OPTIONS = [
+    *({"optim.name": name} for name in OPTIMIZERS if not name.startswith("sophia")),
+    *({"precision.name": name} for name in
+        ("tf32", "bf16", "fp16", "fp8", "fp8_delayed", "fp8_block", "bf16_stochastic", "bf16_kahan")),
+    *({"model.remat": name} for name in ("dots", "full")),
+    *({"parametrization.name": name} for name in ("mup", "completep")),
+    *({"guard.policy": "skip", key: True} for key in ("guard.rerun", "train.ema")),
+    {"guard.policy": "skip", "guard.skip": "micro_batch", "train.accumulate": 2},
+    {"train.updates": "per_layer", "model.remat": "full"}, {"log.layers_every": 1}, {"data.documents": "mask"},
+    {"train.accumulate": 2}, {"train.ema": 0.9}, {"model.window": 8}, {"model.mlp": "gelu"},
+    {"model.norm_place": "after"}, {"model.block": "sequential=1,experts=1"}, {"model.expert_capacity": 1.25},
+    {"model.n_shared_experts": 2}, {"model.tied_head": True}, {"model.position": "relative"},
+    {"model.router_scores": "sigmoid", "model.router_groups": 2}, {"model.experts_per_token": 4},
+    {"model.balance_rate": 0.0}, LOSS_WEIGHTS, *({"model.expert_products": name} for name in ("blocks", "dense")),
+]  # fmt: skip
+
+
+def setting(changes):
+    """(static, hparams) of a small model with experts."""
+    given = SIZES | changes | ({"train.ema": 0.5} if changes.get("train.ema") is True else {})
+    config = config_lib.resolve(config_lib.override(tiny.get_config(), given))
+    spec = make_train_spec(config, {"dataset.separator": 0})
+    return spec.static, spec.hparams
+
+
+def draw_tokens(static, seed=0):
+    shape = static.global_batch, static.model.seq_len + 1
+    return jnp.asarray(np.random.default_rng(seed).integers(0, static.model.vocab_size, shape), jnp.int32)
+
+
+def take_steps(static, h, steps=2):
+    """The state after some steps, and the last one's metrics."""
+    state, step = state_lib.init_state(static, h), jax.jit(train_step, static_argnums=0)
+    for seed in range(steps):
+        state, metrics = step(static, state, draw_tokens(static, seed), h)
+    return state, metrics
+
+
+def sample_pairs(count, seed):
+    """So many pairs of options without a key in common, at random."""
+    pairs = [(a, b) for a, b in itertools.combinations(OPTIONS, 2) if not set(a) & set(b)]
+    return [pairs[i] for i in np.random.default_rng(seed).choice(len(pairs), count, replace=False)]
+
+
+PAIRS = sample_pairs(60, 44)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(6))
+def test_pairs_of_options_go_with_experts_or_are_refused_by_name(part):
+    """Each is traced, and the first of each ten is run."""
+    for number, (a, b) in enumerate(PAIRS[10 * part : 10 * part + 10]):
+        try:
+            static, h = setting(a | b)
+            shapes = state_lib.state_shapes(static)
+            jax.eval_shape(lambda *arrays, static=static: train_step(static, *arrays), shapes, draw_tokens(static), h)
+        except BadInput as refused:
+            assert any(key in str(refused) for key in a | b), (a, b, refused)
+            continue
+        if not number:
+            state, metrics = take_steps(static, h)
+            assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, (a, b)
+            assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), (a, b)
+
+
+def test_a_batch_in_micro_batches_has_the_same_sums_and_gradient():
+    """Loads and losses of balance among them: they are sums over tokens and sequences."""
+    static, h = setting(LOSS_WEIGHTS | {"model.balance_weight": 0.0, "model.balance_rate": 0.0, "model.n_layers": 1})
+    params, tokens = state_lib.init_state(static, h).params, draw_tokens(static).at[0, 5:9].set(-1)
+    ways = [dataclasses.replace(static, accumulate=n) for n in (1, 2)]
+    (whole, grads), (parts, grads_of_parts) = (
+        jax.jit(compute_gradients, static_argnums=0)(way, params, tokens, 0.0) for way in ways
+    )
+    assert whole.block[COUNTS]["expert_load"].sum() == 2 * whole.tokens
+    assert np.array_equal(whole.block[COUNTS]["expert_load"], parts.block[COUNTS]["expert_load"])
+    for name, value in whole.block[LOSSES].items():
+        np.testing.assert_allclose(parts.block[LOSSES][name], value, rtol=1e-5)
+    for name, value in named_leaves(grads).items():
+        np.testing.assert_allclose(named_leaves(grads_of_parts)[name], value, atol=1e-5 * np.abs(value).max())
+
+
+@pytest.mark.full
+def test_layer_by_layer_moves_weights_and_biases_as_the_whole_step():
+    static, h = setting({"model.remat": "full", **LOSS_WEIGHTS})
+    (whole, of_whole), (layered, of_layered) = (
+        take_steps(dataclasses.replace(static, updates=updates), h) for updates in ("whole", "per_layer")
+    )
+    np.testing.assert_allclose(of_layered["train_loss"], of_whole["train_loss"], rtol=2e-5)
+    bias, others = (state.variables["model"].values["blocks"]["experts"]["bias"]["v"] for state in (whole, layered))
+    assert np.any(bias != 0) and np.array_equal(bias, others)
+    for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(layered.params), strict=True):
+        np.testing.assert_allclose(other, one, atol=2e-5)
+
+
+@pytest.mark.full
+def test_trials_in_one_program_are_those_alone():
+    static, h = setting({})
+    state, tokens = state_lib.init_state(static, h), draw_tokens(static)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), (state, tokens, h))
+    both = (both[0], both[1].at[1].set(both[1][1, ::-1, ::-1]), both[2])
+    step = lambda *arrays: train_step(static, *arrays)  # noqa: E731
+    _, together = jax.jit(jax.vmap(step))(*both)
+    for trial in range(2):
+        _, alone = jax.jit(step)(*jax.tree.map(lambda x, i=trial: x[i], both))
+        for name in ("train_loss", "grad_norm", "block/expert_load"):
+            np.testing.assert_allclose(together[name][trial], alone[name], rtol=2e-5)
