@@ -100,8 +100,9 @@ tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where i
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves
 
-test-diagnose: .venv/dev  ## twenty minutes of CPU: 68 planted faults and 34 healthy runs through scalelab diagnose; writes checks/results/
+test-diagnose: .venv/dev  ## half an hour of CPU: 68 planted faults and 34 healthy runs through scalelab diagnose, 13 and 9 with experts; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.diagnose
+	.venv/bin/python -m checks.diagnosis.experts
 
 test-stability: .venv/dev  ## ten minutes: LRs at which wider runs diverge, forecast by scalelab plan --stability and then run; again: what is missing; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.stability --workdir=runs/stability

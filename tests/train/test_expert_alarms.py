@@ -53,12 +53,12 @@ def test_small_batches_have_longer_windows():
 def test_a_load_with_few_and_logits_that_are_high_are_collapses():
     load, logit = loads()
     load[200:, 1] = [0, 250, 240, 22]
-    logit[:, 2] = 51
+    logit[:, 2] = 31
     events, named = read(load, logit)
     assert [(at, signal, fields["of"]) for at, signal, _, fields in events] == [
         (100, "router_collapsed", "loud"), (300, "dead_expert", "idle"), (300, "router_collapsed", "few"),
     ]  # fmt: skip
-    assert "block 2: router logits above 50 (now 51)" in events[0][2] and "2.32 of 4 experts" in events[2][2]
+    assert "block 2: router logits above 30 (now 31)" in events[0][2] and "2.32 of 4 experts" in events[2][2]
     assert named == {"idle": ["1.0"], "few": ["1"], "loud": ["2"]}
 
 

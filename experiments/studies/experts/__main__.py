@@ -39,7 +39,8 @@ LIMITS = (
     "three widths; a best one at their edge makes a comparison of sizes, not of optima; it is chosen on the seeds "
     "that are compared. FLOPs count useful products alone, not the router's choice, sorting or sending, which cost "
     "more here than experts save: it is a study of losses, not of time. The law's exponents are held equal for all "
-    "numbers of experts, and one larger run of one seed says that this interval held or not. A bias of 1e-2 a step "
+    "numbers of experts; runs as short as those of --quick give exponents far from published ones, and a law that "
+    "extrapolates badly; one larger run of one seed says that this interval held or not. A bias of 1e-2 a step "
     "suits short runs; nothing here tells what 1e-3 does over tens of thousands of steps."
 )
 
@@ -123,12 +124,13 @@ def describe_finding(result: Mapping[str, Any]) -> str:
     gains = ", ".join(f"{row['mean']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})" for row in rows[1:])
     numbers = ", ".join(f"{row['expansion']}" for row in rows[1:])
     low, high = predicted["interval90"]
+    place = "inside" if low <= predicted["measured"] <= high else "outside"
     loads = ", ".join(f"{arm} {each['imbalance']:.2f} at {each['loss']:.3f} nats" for arm, each in arms.items())
     return (
         f"At {rows[0]['budget']:.2g} active FLOPs {numbers} times as many experts as a token uses change the loss by "
         f"{gains} nats against the dense model (95 %, 3 seeds); the joint law predicted {predicted['loss']:.3f} "
         f"({low:.3f} to {high:.3f}) for a run of {predicted['budget']:.2g} FLOPs, which reached "
-        f"{predicted['measured']:.3f}; largest load over the mean: {loads}."
+        f"{predicted['measured']:.3f}, {place} of it; largest load over the mean: {loads}."
     )
 
 

@@ -81,7 +81,7 @@ def test_page_and_checks_follow_from_the_losses(losses):
     predicted["measured"] = 2.2
     failed = study.list_checks(result | {"rows": worse})
     assert [check["inside"] for check in failed] == [False, False, False, False, True, True]
-    assert "reached 2.200" in study.describe_finding(result)
+    assert "reached 2.200, outside of it" in study.describe_finding(result)
     text = "\n".join(study.describe(result))
     assert "| 8e+10 | 8 |" in text and "(edge)" in text and json.dumps(result)
     assert len(study.plot_losses(result).axes) == 2
