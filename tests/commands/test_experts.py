@@ -1,4 +1,4 @@
-"""A model with experts through the commands: trained, killed and resumed, branched, refused."""
+"""A model with experts through the commands: what contradicts itself, and what is not known of it, is refused."""
 
 import re
 
@@ -30,3 +30,10 @@ def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(t
     folder, given = tmp_path / "run", [f"--config.model.{change}" for change in changes.split()]
     line = refusal("train", "--config=configs/tiny.py", f"--workdir={folder}", *MODEL, *given)
     assert re.search(message, line) and not folder.exists()
+
+
+def test_a_plan_refuses_experts_by_name():
+    line = refusal("plan", "--config=configs/recipes/mixtral_8x7b.py", "--hardware=h100", "--devices=64")
+    assert re.search(
+        r"experts\.\w+\.w is of routed experts, .* the planner does not know; nearest: scalelab recipe", line
+    )

@@ -94,6 +94,7 @@ def block_products(shape: ModelShape) -> tuple[Product, ...]:
 @functools.cache
 def _derived(shape: ModelShape) -> tuple[Product, ...]:
     declared = {name: _of_layer(d) for name, d in named_leaves(_declared_blocks(shape)).items()}
+    _refuse_experts(declared)
     _refuse_outside(shape)
     dots = _block_dots(shape, backward=False)
     of_weight = _dots_by_weight(declared, dots)
@@ -120,6 +121,15 @@ def _derived(shape: ModelShape) -> tuple[Product, ...]:
         )
     _refuse_unknown_products(shape, dots, of_weight)
     return tuple(products)
+
+
+def _refuse_experts(declared: dict[str, Declaration]) -> None:
+    """Refuse routed experts: each takes a part of the tokens, so time, memory and exchange would be wrong."""
+    if names := [name for name, declaration in declared.items() if "experts" in declaration.stack]:
+        raise BadInput(
+            f"{names[0]} is of routed experts, whose time, memory and exchange the planner does not know; "
+            "nearest: scalelab recipe, which counts parameters and FLOPs, or model.block=sequential and n_experts=0"
+        )
 
 
 def _declared_blocks(shape: ModelShape) -> Any:
