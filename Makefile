@@ -90,7 +90,7 @@ coverage: .venv/base  ## an hour: how often 90 % intervals hold the truth and ve
 	.venv/bin/python -m checks.statistics.ablation_rules
 	.venv/bin/python -m checks.statistics.gaps
 
-plan-commands: .venv/base  ## two minutes: the first lines of scalelab plan on fourteen questions, with CPU seconds and memory of each; writes checks/results/
+plan-commands: .venv/base  ## two minutes: the first lines of scalelab plan on thirteen questions, with CPU seconds and memory of each; writes checks/results/
 	.venv/bin/python -m checks.speed.plan_commands
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
@@ -102,7 +102,7 @@ curves: .venv/base  ## three minutes: laws of curves fitted on three schedules p
 
 test-diagnose: .venv/dev  ## half an hour of CPU: 68 planted faults and 34 healthy runs through scalelab diagnose, 13 and 9 with experts; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.diagnose
-	.venv/bin/python -m checks.diagnosis.experts
+	.venv/bin/python -m checks.diagnosis.dead_experts
 
 test-stability: .venv/dev  ## ten minutes: LRs at which wider runs diverge, forecast by scalelab plan --stability and then run; again: what is missing; writes checks/results/
 	.venv/bin/python -m checks.diagnosis.stability --workdir=runs/stability

@@ -40,7 +40,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "--config=llama3_405b", *ON_H100, "--devices=2048", "--config.parallel.stage=16",
     ),
     "7B on one RTX 4090": ("--config=llama2_7b", "--hardware=rtx4090", "--devices=1"),
-    "DeepSeek-V3's dense stand-in on 2,048 H800": ("--config=deepseek_v3_dense", "--hardware=h800", "--devices=2048"),
     "8e9 parameters, 15e12 tokens, 30 days": ("--params=8e9", "--tokens=15e12", *ON_H100, "--days=30"),
     "1e24 FLOPs": ("--flops=1e24", *ON_H100),
     "$2M by a law": ("--budget=$2M", "--hardware=h100:2.5", "--law=besiroglu"),

@@ -19,7 +19,17 @@ UNKNOWN = "not known"  # value in `unsupported_keys`: a model option that the fo
 # Fields of a ModelShape that don't change the weights' function, or are folded into the weights
 # (`write.fold_multipliers`).
 IRRELEVANT_KEYS = (
-    *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel", "sums", "parts"),
+    *(
+        "init_std",
+        "projection_std",
+        "depth_scaled_init",
+        "remat",
+        "attention",
+        "sequence_parallel",
+        "sums",
+        "parts",
+        "expert_buffer",
+    ),
     # without effect unless there is a window, which requires the first; the second needs a window
     *("global_every", "rope_local_theta"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),

@@ -4,9 +4,9 @@
     few     the load lies with few experts at each step of such a window: `spread` below FEW
     loud    router logits above LOUD at each step of such a window
 
-Thresholds were set on a few runs of seed 100 of `checks.diagnosis.experts`, which scored them on seed 0. LOUD was 50
-there, and a router whose LR was 100 times too high was missed at logits of 46. Healthy runs, too, leave experts idle in
-their first hundred steps, before the balance has brought them back: what counts is how it stands at the run's end.
+Thresholds were set on a few runs of seed 100 of `checks.diagnosis.dead_experts`, which scored them on seed 0. LOUD was
+50 there, and a router whose LR was 100 times too high was missed at logits of 46. Healthy runs, too, leave experts idle
+in their first hundred steps, before the balance has brought them back: what counts is how it stands at the run's end.
 
 Shapes: n steps, L layers, E experts.
 """

@@ -1,7 +1,7 @@
 """The score of experts' cases: what counts as right, and its page."""
 
-from checks.diagnosis.experts import __main__ as score
-from checks.diagnosis.experts.cases import COLLAPSED, DEAD, HEALTHY, PLANTS
+from checks.diagnosis.dead_experts import __main__ as score
+from checks.diagnosis.dead_experts.cases import COLLAPSED, DEAD, HEALTHY, PLANTS
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny

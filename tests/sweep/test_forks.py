@@ -64,7 +64,7 @@ def test_candidates_count_parameters_tokens_and_flops(grid):
         assert columns["D"][i] == steps * 16 * 128
         assert columns["C"][i] == pytest.approx(ladder.flops_per_step(trial) * steps)
         assert (columns["width"][i], columns["depth"][i]) == (d, 2)
-    with pytest.raises(BadInput, match="one of total, non_embedding, kaplan, chinchilla"):
+    with pytest.raises(BadInput, match="one of total, active, non_embedding, kaplan, chinchilla"):
         forks.candidate_columns(runs, "all")
 
 

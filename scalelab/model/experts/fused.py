@@ -1,8 +1,8 @@
 """Measured: a CPU computes an expert's whole MLP a block of rows at a time, whose hidden units then stay in its cache.
 
 A layer of 8 experts, 2 a token, d_model 256, d_expert 512 and 2,048 tokens then takes 0.8 of the CPU seconds of three
-products over all rows (checks/results/experts.md). The numbers are those of `expert_product`, rounded at the same
-places. fp8 needs all of an operand for its scale, and measures of hidden units all of them: both go without.
+products over all rows (checks/results/expert_products.md). The numbers are those of `expert_product`, rounded at the
+same places. fp8 needs all of an operand for its scale, and measures of hidden units all of them: both go without.
 
 Shapes: P rows, M rows of a block, E experts, D d_model, F d_expert.
 """

@@ -1,9 +1,9 @@
 """Ways to multiply rows with their experts' weights, by name; all give the same sums.
 
-The largest array of each, by the compiled programs (checks/results/experts.md, `python -m checks.speed.experts`), says
-which one a platform takes: none may be [rows, experts, ...]. jax's `ragged_dot` is a product of its own on TPUs alone,
-and there only of rows with weights; on CPUs and NVIDIA's GPUs, and for the weights' gradient anywhere, XLA makes it a
-dense product over all experts.
+The largest array of each, by the compiled programs (checks/results/expert_products.md, of the check
+`checks.speed.expert_products`), says which one a platform takes: none may be [rows, experts, ...]. jax's `ragged_dot`
+is a product of its own on TPUs alone, and there only of rows with weights; on CPUs and NVIDIA's GPUs, and for the
+weights' gradient anywhere, XLA makes it a dense product over all experts.
 
 Shapes: P rows, M rows of a block, E experts, N and O features.
 """

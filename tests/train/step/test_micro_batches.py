@@ -18,6 +18,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.diagnose.probes.communication import read_operations
 from scalelab.errors import BadInput
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import guard, incident
 from scalelab.train.step.gradients import split_micro_batches
 from scalelab.train.step.step import train_step
@@ -226,9 +227,9 @@ def test_a_micro_batch_is_not_left_out_without_others_or_by_a_guard_that_only_lo
 @pytest.mark.parametrize("data, fsdp, rows, parts", [(8, 1, 16, 2), (1, 8, 16, 2), (2, 4, 16, 2), (2, 2, 16, 2)])
 def test_a_micro_batch_is_split_over_devices_as_the_batch_is(data, fsdp, rows, parts):
     """Also where each device has one row of it: jax's own rule then splits the micro-batches over an axis of one."""
-    mesh = AbstractMesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Explicit,) * 2)
-    tokens = jax.ShapeDtypeStruct((rows, 9), jnp.int32, sharding=NamedSharding(mesh, P(("data", "fsdp"), None)))
+    mesh = AbstractMesh((data, fsdp, 1), BATCH_AXES, axis_types=(AxisType.Explicit,) * 3)
+    tokens = jax.ShapeDtypeStruct((rows, 9), jnp.int32, sharding=NamedSharding(mesh, P(BATCH_AXES, None)))
     with jax.sharding.use_abstract_mesh(mesh):
         split = jax.eval_shape(lambda t: split_micro_batches(setting(**{"train.accumulate": parts})[0], t), tokens)
     assert split.shape == (parts, rows // parts, 9)
-    assert split.sharding.spec == P(None, ("data", "fsdp"), None)
+    assert split.sharding.spec == P(None, BATCH_AXES, None)

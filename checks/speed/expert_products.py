@@ -1,4 +1,4 @@
-"""python -m checks.speed.experts [--chips=h100,v5p] [--rounds=N] [--json[=PATH]]
+"""python -m checks.speed.expert_products [--chips=h100,v5p] [--rounds=N] [--json[=PATH]]
 
 Ways to multiply tokens with their experts (model.expert_products), and what experts cost beside a dense block of equal
 active FLOPs: 8 experts, 2 a token, d_model 256, d_expert 512, 2,048 tokens, fp32.
@@ -8,9 +8,9 @@ memory of a layer by each way, as multiples of the dense layer's, and of a whole
 of all rows alternate. With --chips, for chips that are absent (their compilers: `pip install '.[plan-cuda]'`,
 '.[plan-tpu]'): the compiled layer's memory, its largest array and FLOPs over those that are useful, of 16 experts, 4 a
 token, d_model 1,024, d_expert 512, 2,048 tokens, bf16. Nothing is timed there. Rows are written to
-checks/results/experts.*; those of other chips stay.
+checks/results/expert_products.*; those of other chips stay.
 
-    python -m checks.speed.experts --rounds=5
+    python -m checks.speed.expert_products --rounds=5
 """
 
 import datetime
@@ -182,7 +182,11 @@ def largest_array(text: str) -> list[int]:
 
 def format_page(results: dict[str, Any]) -> str:
     """The page of the stored rows."""
-    lines = ["# Ways to multiply tokens with their experts", "", "By `python -m checks.speed.experts`, whose docstring"]
+    lines = [
+        "# Ways to multiply tokens with their experts",
+        "",
+        "By `python -m checks.speed.expert_products`, whose docstring",
+    ]
     lines += ["says what is measured. `times`: over a dense block of equal active FLOPs.", ""]
     for chip, part in results.items():
         lines += [f"## {chip}", "", f"{part['date']}, jax {part['jax']}", ""]
@@ -205,22 +209,22 @@ def format_page(results: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     """Measure here or compile for absent chips; write rows and page. Exit code 0, 2 for bad input."""
-    return guarded("experts", _main, argv)
+    return guarded("expert_products", _main, argv)
 
 
 def _main(argv: list[str]) -> int:
-    parser = command_line("speed.experts", __doc__)
+    parser = command_line("speed.expert_products", __doc__)
     parser.add_argument("--chips", default="", metavar="A,B", help="absent chips to compile for, such as h100,v5p")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of each program, the first left out")
     options = parser.parse_args(argv)
-    path = RESULTS / "experts.json"
+    path = RESULTS / "expert_products.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     facts = {"date": str(datetime.date.today()), "jax": package_versions()["jax"]}
     if not options.chips:
         results["cpu"] = facts | {"rows": measure_here(options.rounds)}
     for chip in filter(None, options.chips.split(",")):
         results[chip] = facts | {"rows": compile_absent(chip)}
-    write_result(RESULTS, "experts", results, format_page(results))
+    write_result(RESULTS, "expert_products", results, format_page(results))
     print(format_page(results))
     emit_json(results, options.json)
     return 0

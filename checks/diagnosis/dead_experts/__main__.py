@@ -1,6 +1,6 @@
 """Train small runs with experts, faulty and healthy, and score what `scalelab diagnose` says of each.
 
-    python -m checks.diagnosis.experts [--only=NAME;…] [--seed=0] [--workdir=DIR] [--finished] [--json[=PATH]]
+    python -m checks.diagnosis.dead_experts [--only=NAME;…] [--seed=0] [--workdir=DIR] [--finished] [--json[=PATH]]
 
 The cases were written, and committed, before the rules; thresholds were set on a few runs of
 seed 100. A plant counts as
@@ -8,7 +8,7 @@ right if its cause is the first verdict, a healthy run if nothing is named. Each
 command goes on with what is missing. Writes diagnose_experts.json and .md into checks/results, unless --only leaves
 something out. About ten minutes of CPU. Exit 1 where a plant is not named first, or a healthy run has a verdict.
 
-    python -m checks.diagnosis.experts --only="the balance's sign flipped"
+    python -m checks.diagnosis.dead_experts --only="the balance's sign flipped"
 """
 
 import json
@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from checks.diagnosis.dead_experts.cases import EXPERTS, HEALTHY, PLANTS
 from checks.diagnosis.diagnose.runs import train_small
-from checks.diagnosis.experts.cases import EXPERTS, HEALTHY, PLANTS
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.__main__ import main as run_command
@@ -40,11 +40,11 @@ COLUMNS = ("case", "seed", "planted", "verdicts", "right", *MEASURES, "evidence"
 
 def main(argv: Sequence[str]) -> int:
     """Run what is missing, write the table. Exit code: see above; 2 bad input."""
-    return guarded("diagnose_experts", _main, argv)
+    return guarded("dead_experts", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = command_line("diagnosis.experts", __doc__)
+    parser = command_line("diagnosis.dead_experts", __doc__)
     parser.add_argument("--only", default="", help="cases by name, separated by semicolons")
     parser.add_argument(
         "--finished",
@@ -63,7 +63,10 @@ def _main(argv: Sequence[str]) -> int:
     if options.finished:
         asked = [each for each in asked if _place(options.workdir, *each).with_suffix(".json").exists()]
     rows = [judge_once(options.workdir, name, seed) for name, seed in asked]
-    result = result_header("diagnosis.experts", argv) | {"right": sum(row["right"] for row in rows), "rows": rows}
+    result = result_header("diagnosis.dead_experts", argv) | {
+        "right": sum(row["right"] for row in rows),
+        "rows": rows,
+    }
     if options.finished or set(names) == set(CASES):
         write_result(RESULTS, "diagnose_experts", result, format_page(result))
     if options.json != "-":
