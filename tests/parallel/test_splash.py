@@ -24,7 +24,7 @@ def loss(how, q, k, v):
 
 one = jax.jit(jax.value_and_grad(functools.partial(loss, "plain"), (0, 1, 2)))(q, k, v)
 with jax.set_mesh(mesh.make_mesh(Layout(data=2, fsdp=2, tensor=2))):
-    place = lambda x: jax.device_put(x, jax.P(("data", "fsdp"), "context", "tensor", None))
+    place = lambda x: jax.device_put(x, jax.P(("data", "fsdp", "expert"), "context", "tensor", None))
     many = jax.jit(jax.value_and_grad(functools.partial(loss, "splash"), (0, 1, 2)))(place(q), place(k), place(v))
 for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
     np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
