@@ -79,6 +79,11 @@ def _optional_code() -> frozenset[str]:
     return frozenset(name for name, key in records.items() if key.user_code and key.default == "")
 
 
+def absent_parts(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The beginnings of the keys of LATER_PARTS that a model of these values by `group.key` lacks."""
+    return tuple(name for switch, names in LATER_PARTS.items() if not values.get(switch) for name in names)
+
+
 def identity(
     values: Mapping[str, Any], counted: Collection[str] = (), own_code: Mapping[str, Any] | None = None
 ) -> str:
@@ -92,9 +97,7 @@ def identity(
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
     hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
-    for switch, names in LATER_PARTS.items():
-        if not values.get(switch):
-            hashed = {key: value for key, value in hashed.items() if not key.startswith(names)}
+    hashed = {key: value for key, value in hashed.items() if not key.startswith(absent_parts(values))}
     if is_passive_guard(values):
         hashed = {key: value for key, value in hashed.items() if not key.startswith("guard.")}
     codes = {f"{CODE_PREFIX}{key}": entry for key, entry in (own_code or {}).items() if is_identity_key(key)}

@@ -93,6 +93,7 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
             "model.router_scale model.router_groups model.router_groups_per_token model.router_z_weight "
             "model.balance_rate model.balance_weight model.balance_sequence_weight model.expert_capacity "
             "model.expert_products", model.n_experts > 0, "without model.n_experts"),
+        ("model.d_expert", model.n_experts > 0 or model.d_expert == model.d_ff, "without model.n_experts"),
         ("model.d_head_rope", model.d_kv_latent > 0, "without model.d_kv_latent"),
         ("model.rope_theta", model.position == "rope", f"with model.position={model.position!r}"),
         ("data.path", config.data.source in ("text", "prepared") or ":" in config.data.source, _source(config)),

@@ -15,6 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.git import VERSION
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
+from scalelab.record.identity import absent_parts
 from scalelab.train.lineage.own_code import SCHEDULE_KEY, diff_own_code
 from scalelab.train.lineage.spec import TrainSpec
 
@@ -43,7 +44,8 @@ def checkpoint_facts(spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
 def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`{key: (old, new)}` between two `checkpoint_facts`: config values, what the data are, `code.KEY` of own code.
 
-    A key that an older scalelab did not know had what is now its default; of own code it knew nothing.
+    A key that an older scalelab did not know had what is now its default; of own code it knew nothing. Keys of a part
+    that neither model has say nothing of either.
     """
     before, after = flatten_facts(old), flatten_facts(new)
     after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
@@ -53,6 +55,8 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
             known.setdefault(key, None)
             after.setdefault(key, None)
     changes = {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+    absent = tuple({*absent_parts(before)} & {*absent_parts(after)})
+    changes = {key: pair for key, pair in changes.items() if not key.startswith(absent)}
     return changes | _diff_own_code(old, new)
 
 

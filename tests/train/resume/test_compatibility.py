@@ -11,6 +11,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.record import listing, records
+from scalelab.record.identity import absent_parts
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -190,7 +191,7 @@ def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refu
         records.write_json(tmp_path / name / "record.json", started)
         (tmp_path / name / "metrics.jsonl").write_text(lines)
     other, message = config(model__d_model=16), []
-    with pytest.raises(BadInput, match=r"trained was started with\n(?:  model.*\n)?  model\.d_ff=24, now it is 48"):
+    with pytest.raises(BadInput, match=r"trained was started with\n  model\.d_ff=24, now it is 48"):
         train_single(other, tmp_path / "trained")
     assert train_single(other, tmp_path / "untrained", message.append)["final_step"] == 4
     line = f"{tmp_path / 'untrained'} held another config, of which no step was taken: this one takes it over"
@@ -237,6 +238,21 @@ def test_a_key_that_the_save_did_not_know_had_its_default(finished):
     del old["config"]["train"]["init_from"], old["config"]["checkpoint"]["fallback"]
     new = old | {"config": config(optim__peak_lr=0.5).to_dict()}
     assert diff_facts(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
+
+
+def test_a_run_of_before_experts_and_latents_goes_on_and_another_model_is_refused(run):
+    """The widths that follow from others are written out in a config, and no default says them."""
+    content = manifest.read_manifest(run / "checkpoints" / "4")
+    model = content["facts"]["run"]["config"]["model"]
+    later = [key for key in model if f"model.{key}".startswith(absent_parts({}))]
+    assert {"d_expert", "d_head_value", "n_experts"} < {*later}
+    for key in later:
+        del model[key]
+    forge(run / "checkpoints" / "4", content)
+    with pytest.raises(BadInput, match=r"model\.block='?sequential'?, now it is '?experts"):
+        train_single(config(model__block="experts", model__n_experts=4, train__steps=6), run, allow=["train.steps"])
+    assert train_single(config(train__steps=6), run, allow=["train.steps"])["resumed_from"] == 4
+    assert events(run, "config_change")[0]["text"].count("model.") == 0
 
 
 def test_another_version_of_jax_or_scalelab_is_a_warning_on_record(run):

@@ -59,7 +59,7 @@ def describe_computed(static: Static) -> dict[str, float]:
     if not static.model.n_experts:
         return {}
     layout = static.layout
-    parts = static.accumulate * layout.data * layout.fsdp * layout.microbatches
+    parts = static.accumulate * layout.batch_parts * layout.microbatches
     return {
         "computed_flops_per_token": count.computed_flops_per_token(static.model, max(1, static.global_batch // parts))
     }
