@@ -82,18 +82,45 @@ def test_a_typo_ends_in_one_line_with_the_nearest_command(typo, meant):
     assert answer.stderr == f"scalelab: unknown command {typo!r}; did you mean {meant!r}?\n"
 
 
+# Of all commands in one process, for starting one each would cost six seconds; isoflop replaces its process by another.
+ASK_ALL = """
+import contextlib, io, json, sys
+from scalelab.__main__ import main
+def ask(*argv):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(list(argv))
+        except SystemExit as end:
+            code = end.code
+    return [code, out.getvalue(), err.getvalue(), "jax" in sys.modules]
+print(json.dumps({name: [ask(name, "--help"), ask(name, "--jsn")] for name in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """{command: [answer to --help, answer to an unknown option]}, each as (code, out, err, whether jax is imported)."""
+    names = [name for name in COMMANDS if name != "isoflop"]
+    answer = subprocess.run([sys.executable, "-c", ASK_ALL, *names], capture_output=True, text=True, check=True)
+    alone = [scalelab("isoflop", option, python=["-X", "importtime"]) for option in ("--help", "--jsn")]
+    log = re.compile("^import time:.*\n", re.MULTILINE)
+    alone = [[a.returncode, a.stdout, log.sub("", a.stderr), "jax" in imported(a.stderr)] for a in alone]
+    return json.loads(answer.stdout) | {"isoflop": alone}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_without_jax(name):
-    answer = scalelab(name, "--help", python=["-X", "importtime"])
-    assert answer.returncode == 0
-    assert answer.stdout.startswith((f"usage: scalelab {name}", f"usage: scalelab study {name}"))
-    assert "--json" in answer.stdout
-    assert max(map(len, answer.stdout.splitlines())) <= 80
-    example = answer.stdout.rpartition("example:\n")[2].strip()
+def test_every_command_explains_itself_without_jax(name, answers):
+    code, out, _, has_jax = answers[name][0]
+    assert not code
+    assert out.startswith((f"usage: scalelab {name}", f"usage: scalelab study {name}"))
+    assert "--json" in out
+    assert max(map(len, out.splitlines())) <= 80
+    example = out.rpartition("example:\n")[2].strip()
     assert re.match(rf"scalelab (study )?{name}\b", example) and "\n" not in example, example
     given = {word.partition("=")[0].partition(".")[0] for word in example.split()}
-    assert {word for word in given if word.startswith("--")} <= set(re.findall(r"--[\w-]+", answer.stdout)), example
-    assert "jax" not in imported(answer.stderr)
+    assert {word for word in given if word.startswith("--")} <= set(re.findall(r"--[\w-]+", out)), example
+    assert not has_jax
 
 
 @pytest.mark.parametrize(
@@ -111,11 +138,10 @@ def test_a_mistyped_key_is_refused_without_jax_and_writes_nothing(command, tmp_p
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_option_ends_in_one_line(name):
-    answer = scalelab(name, "--jsn")
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    assert answer.stderr.startswith(("scalelab: ", f"{name}: ")) and answer.stderr.count("\n") == 1
+def test_an_unknown_option_ends_in_one_line(name, answers):
+    code, out, err, _ = answers[name][1]
+    assert (code, out) == (2, "")
+    assert err.startswith(("scalelab: ", f"{name}: ")) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests import house
+from tests.folders import by_folder, relative
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Each room, and the rooms and ground-floor files that it may import; after the first comment a room may also import
@@ -87,10 +88,6 @@ SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
-def relative(path):
-    return path.relative_to(ROOT).as_posix()
-
-
 def room(path):
     """scalelab/model/count.py -> model; scalelab/errors.py -> errors; scalelab/__init__.py -> None."""
     name = path.relative_to(ROOT / "scalelab").parts[0].removesuffix(".py")
@@ -134,20 +131,21 @@ def calls(node):
     return {f.id if isinstance(f, ast.Name) else f.attr for f in functions if isinstance(f, ast.Name | ast.Attribute)}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_a_room_imports_only_what_it_may(path):
-    nodes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Import)]
-    assert "scalelab" not in {alias.name for node in nodes for alias in node.names}, "import a room, not the root"
-    if room(path) is None:
-        assert rooms(path) == {"api", "git"}  # for the type checker; imported on first use
-        return
-    assert room(path) in MAY_IMPORT, (
-        f"{room(path)} is new: say in {relative(pathlib.Path(__file__))} what it may import"
-    )
-    ground = set() if room(path) in (*GROUND, "__main__") else set(GROUND)
-    links = {link for link, homes in LINKS.items() if room(path) in homes}
-    allowed = MAY_IMPORT[room(path)] | {room(path)} | ground | links
-    assert rooms(path) <= allowed, f"{relative(path)} imports {rooms(path) - allowed}"
+@by_folder(SOURCES)
+def test_a_room_imports_only_what_it_may(paths):
+    for path in paths:
+        nodes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Import)]
+        assert "scalelab" not in {alias.name for node in nodes for alias in node.names}, "import a room, not the root"
+        if room(path) is None:
+            assert rooms(path) == {"api", "git"}  # for the type checker; imported on first use
+            continue
+        assert room(path) in MAY_IMPORT, (
+            f"{room(path)} is new: say in {relative(pathlib.Path(__file__))} what it may import"
+        )
+        ground = set() if room(path) in (*GROUND, "__main__") else set(GROUND)
+        links = {link for link, homes in LINKS.items() if room(path) in homes}
+        allowed = MAY_IMPORT[room(path)] | {room(path)} | ground | links
+        assert rooms(path) <= allowed, f"{relative(path)} imports {rooms(path) - allowed}"
 
 
 def test_rooms_stand_above_each_other():
@@ -218,17 +216,23 @@ def test_no_file_is_long():
     assert not {name: n for name, n in lengths.items() if n > MOST_LINES}
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith(RECORDS)], ids=relative)
-def test_what_goes_through_the_step_is_passed_in_records(path):
-    functions = {node.name: node.args for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)}
-    names = {f: [a.arg for a in [*x.posonlyargs, *x.args, *x.kwonlyargs]] for f, x in functions.items()}
-    assert not {f: each for f, each in names.items() if len([a for a in each if a != "self"]) > MOST_PARAMETERS}
+@by_folder([p for p in SOURCES if relative(p).startswith(RECORDS)])
+def test_what_goes_through_the_step_is_passed_in_records(paths):
+    for path in paths:
+        functions = {node.name: node.args for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)}
+        names = {f: [a.arg for a in [*x.posonlyargs, *x.args, *x.kwonlyargs]] for f, x in functions.items()}
+        assert not {f: each for f, each in names.items() if len([a for a in each if a != "self"]) > MOST_PARAMETERS}, (
+            relative(path)
+        )
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if room(p) == "laws"], ids=relative)
-def test_laws_know_nothing_of_the_trainer(path):
-    assert rooms(path) <= {"laws", "errors", "numbers", "untrusted", "user_code"}
-    assert packages(path) <= {"numpy", "scipy", "jax", "pyarrow", "scalelab"} | sys.stdlib_module_names
+@by_folder([p for p in SOURCES if room(p) == "laws"])
+def test_laws_know_nothing_of_the_trainer(paths):
+    for path in paths:
+        assert rooms(path) <= {"laws", "errors", "numbers", "untrusted", "user_code"}, relative(path)
+        assert packages(path) <= {"numpy", "scipy", "jax", "pyarrow", "scalelab"} | sys.stdlib_module_names, relative(
+            path
+        )
 
 
 @pytest.mark.parametrize(
@@ -252,12 +256,13 @@ def test_a_package_is_imported_in_its_rooms_only(package, homes):
     assert {room(path) for path in users} == homes
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_only_commands_speak_to_the_terminal(path):
-    assert not packages(path) & {"absl", "torch", "tensorflow", "pandas"}
-    if room(path) not in ("cli", "commands", "__main__"):
-        assert "print" not in calls(parse(path))
-        assert "sys.argv" not in path.read_text()
+@by_folder(SOURCES)
+def test_only_commands_speak_to_the_terminal(paths):
+    for path in paths:
+        assert not packages(path) & {"absl", "torch", "tensorflow", "pandas"}, relative(path)
+        if room(path) not in ("cli", "commands", "__main__"):
+            assert "print" not in calls(parse(path)), relative(path)
+            assert "sys.argv" not in path.read_text(), relative(path)
 
 
 def can_fail(function, helpers):
@@ -271,13 +276,14 @@ def can_fail(function, helpers):
     return any(can_fail(helpers[name], rest) for name in called if name in helpers)
 
 
-@pytest.mark.parametrize("path", TESTS, ids=relative)
-def test_every_test_can_fail(path):
-    functions = {f.name: f for f in ast.walk(parse(path)) if isinstance(f, ast.FunctionDef)}
-    helpers = {name: f for name, f in functions.items() if not name.startswith("test_")}
-    tests = [f for name, f in functions.items() if name.startswith("test_")]
-    assert tests, f"{relative(path)} holds no test"
-    assert not [test.name for test in tests if not can_fail(test, helpers)]
+@by_folder(TESTS)
+def test_every_test_can_fail(paths):
+    for path in paths:
+        functions = {f.name: f for f in ast.walk(parse(path)) if isinstance(f, ast.FunctionDef)}
+        helpers = {name: f for name, f in functions.items() if not name.startswith("test_")}
+        tests = [f for name, f in functions.items() if name.startswith("test_")]
+        assert tests, f"{relative(path)} holds no test"
+        assert not [test.name for test in tests if not can_fail(test, helpers)], relative(path)
 
 
 def test_can_fail_sees_through_helpers_and_refuses_the_toothless():
@@ -287,19 +293,21 @@ def test_can_fail_sees_through_helpers_and_refuses_the_toothless():
     assert not can_fail(functions["test_b"], functions)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=relative)
-def test_no_test_names_a_path_of_a_machine(path):
+@by_folder(sorted((ROOT / "tests").rglob("*.py")))
+def test_no_test_names_a_path_of_a_machine(paths):
     """Published tables are found by `tests/tables.py`, everything else is the test's own folder."""
-    assert re.findall(r"(?<![\w.}])/(?:work|home|root|tmp|mnt|Users)\b[^\s\"']*", path.read_text()) == []
+    for path in paths:
+        assert re.findall(r"(?<![\w.}])/(?:work|home|root|tmp|mnt|Users)\b[^\s\"']*", path.read_text()) == []
 
 
 READ_FROM_A_FILE = {"read_json", "config_of", "planned"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_a_config_that_a_file_gave_is_resolved_as_such(path):
+@by_folder(SOURCES)
+def test_a_config_that_a_file_gave_is_resolved_as_such(paths):
     """Else the code that it names would count as the user's own (`scalelab/user_code.py`)."""
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "resolve":
-            stored = {keyword.arg for keyword in node.keywords} == {"stored"}
-            assert stored or not calls(node) & READ_FROM_A_FILE, f"{relative(path)}:{node.lineno}: say stored=True"
+    for path in paths:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "resolve":
+                stored = {keyword.arg for keyword in node.keywords} == {"stored"}
+                assert stored or not calls(node) & READ_FROM_A_FILE, f"{relative(path)}:{node.lineno}: say stored=True"

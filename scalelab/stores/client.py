@@ -84,10 +84,16 @@ def put(place: Place, name: str, content: bytes | pathlib.Path) -> None:
     """Write an object whose name depends on its content: a second write changes nothing."""
     import obstore
 
-    try:
+    def write() -> None:
         _ask(place, lambda: obstore.put(place.store, name, content, chunk_size=PIECE_BYTES))
-    except FileNotFoundError:  # only the bucket can be missing
-        raise _no_bucket(place) from None
+
+    try:
+        write()
+    except FileNotFoundError:  # the bucket, or an upload in parts that the store ended before a repeated request came
+        try:
+            write()
+        except FileNotFoundError:
+            raise _no_bucket(place) from None
 
 
 def put_if(place: Place, name: str, content: bytes, version: Version | None) -> Version:

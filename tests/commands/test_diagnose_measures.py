@@ -53,6 +53,7 @@ def test_a_healthy_run_breaks_no_identity(run, capsys):
     assert "each layer and group has an update" in found["lines"]["leaves"]["judged"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "words"),
     one_in(

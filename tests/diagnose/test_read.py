@@ -69,6 +69,7 @@ FAULTS = {  # a fork, whether from a restart on: the cause, and words of its evi
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", one_in(8, FAULTS))
 def test_rows_that_are_not_due_are_a_cause(fault, tmp_path, capsys):
     fork, restarts, cause, words = FAULTS[fault]
@@ -205,6 +206,7 @@ def by_length(seed=0):
     return forks.replaced(TrainBatches, "numbered", numbered)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fork", "cause", "words"),
     one_in(

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests.folders import by_folder
+
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = [
     path
@@ -113,13 +115,14 @@ def is_stored(node):
     return False
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_only_the_room_opens_what_others_wrote(path):
-    found = foreign_openings(ast.parse(path.read_text()))
-    allowed = ALLOWED.get(relative(path), {})
-    for line, what in found:
-        assert what in allowed, f"{relative(path)}:{line}: {what}: use scalelab/untrusted, or say here why not"
-    assert set(allowed) <= {what for _, what in found}, f"{relative(path)} needs no such permission any more"
+@by_folder(SOURCES)
+def test_only_the_room_opens_what_others_wrote(paths):
+    for path in paths:
+        found = foreign_openings(ast.parse(path.read_text()))
+        allowed = ALLOWED.get(relative(path), {})
+        for line, what in found:
+            assert what in allowed, f"{relative(path)}:{line}: {what}: use scalelab/untrusted, or say here why not"
+        assert set(allowed) <= {what for _, what in found}, f"{relative(path)} needs no such permission any more"
 
 
 def test_every_permission_is_of_a_file():

@@ -20,6 +20,7 @@ def planned(capsys, layers):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_memory_time_and_bubble_follow_the_slots(capsys):
     plan = planned(capsys, 126)
     assert not any("refuses" in note for note in plan["notes"])

@@ -44,6 +44,7 @@ def test_losses_are_those_of_the_saved_weights(trained):
     assert lines["train_again/41"] == pytest.approx(rows[41]["train_loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_an_update_unlike_that_of_the_saved_state(trained):
     """The line after a saved step, whose loss and gradient agree: an update three times as large, and its weights."""
     evidence = gather_evidence(trained)

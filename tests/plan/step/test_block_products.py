@@ -158,6 +158,7 @@ REFUSED = {
 TWICE = '        out_of = Einsum(embed, queries, False, self.policy, by_head, name="twice")\n'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", one_in(9, REFUSED))
 def test_what_can_not_be_derived_is_refused_by_name(case, monkeypatch, capsys):
     line, message = REFUSED[case]

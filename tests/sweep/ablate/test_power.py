@@ -80,6 +80,7 @@ def test_a_study_in_which_nothing_scatters_ends(tmp_path):
     assert (tmp_path / "study" / "report.html").exists()
 
 
+@pytest.mark.full
 def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, capsys):
     folder, noise = seeds
     plan = planned(capsys, f"--noise={folder}")
@@ -94,6 +95,7 @@ def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, ca
     assert low < smallest == plan["smallest_effect"] < high and f"({low - 1:.1%} to {high - 1:.1%} by the error" in text
 
 
+@pytest.mark.full
 def test_where_no_noise_is_known_the_power_is_printed_for_a_range(tmp_path, capsys):
     plan = planned(capsys, f"--workdir={tmp_path / 'new'}")
     assert plan["noise"] is None and plan["smallest_effect"] is None

@@ -49,6 +49,7 @@ def replayed(run, window, what_if):
     return api.replay(f"{run}@{window}", what_if)["curves"]
 
 
+@pytest.mark.full
 def test_the_incident_of_13b_in_small_is_the_arm_of_its_replay_to_the_bit(run):
     """Source 003: at 45,000 back to 44,000, LR x .7, clip 2 -> 1; here from step 40 back to 20 of a cosine."""
     before = logged(run)

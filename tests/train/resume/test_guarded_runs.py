@@ -70,6 +70,7 @@ def test_data_that_get_harder_for_good_end_in_a_new_level_and_cost_no_step(tmp_p
 DIVERGES = {"optim.name": "momentum", "optim.peak_lr": 3.0, "train.steps": 120}
 
 
+@pytest.mark.full
 def test_a_start_that_diverges_is_skipped_and_slowed_down(tmp_path):
     """Momentum at LR 3 under `watch` goes beyond 100 nats and ends diverged."""
     result = train_single(config(**DIVERGES, **{"guard.policy": "skip"}), tmp_path)

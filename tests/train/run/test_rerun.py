@@ -37,6 +37,7 @@ def events(run, kind="guard"):
     return [event for event in records.read_events(run) if event["kind"] == kind]
 
 
+@pytest.mark.full
 def test_a_fault_that_passes_is_the_hardwares_and_the_run_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     code, faulty = train("faulty", tmp_path, monkeypatch, [18])
     assert code == 0

@@ -40,6 +40,7 @@ def whole():
     return static, params, tokens, *gradients(static, params, tokens, jnp.float32(0.1))
 
 
+@pytest.mark.full
 def test_a_block_declares_its_sums_and_the_built_in_ones_have_none():
     static, *_ = whole()
     shapes = {

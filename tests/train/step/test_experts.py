@@ -91,6 +91,7 @@ def test_pairs_of_options_go_with_experts_or_are_refused_by_name(part):
             assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), (a, b)
 
 
+@pytest.mark.full
 def test_a_batch_in_micro_batches_has_the_same_sums_and_gradient():
     """Loads and losses of balance among them: they are sums over tokens and sequences."""
     static, h = setting(LOSS_WEIGHTS | {"model.balance_weight": 0.0, "model.balance_rate": 0.0, "model.n_layers": 1})

@@ -122,6 +122,7 @@ def test_a_branch_goes_on_with_it_and_so_do_weights_alone(trained, tmp_path, mon
     jax.tree.map(np.testing.assert_array_equal, again.params, alone.params)
 
 
+@pytest.mark.full
 def test_averaged_weights_have_its_mean(trained):
     folder, _ = trained
     expected = np.average(range(1, 7), weights=[0.5 ** (6 - n) for n in range(1, 7)])
