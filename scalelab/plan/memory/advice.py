@@ -14,7 +14,7 @@ from scalelab.hardware.chips import compute_capability
 from scalelab.model.attention.kernels import unfused_reason
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory import estimated_activations
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS
@@ -111,7 +111,7 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
     """A step's memory with estimated activations: no trace of the whole model."""
-    return step_memory(option, machine, saved_activations.estimate_saved_activations)
+    return step_memory(option, machine, estimated_activations.estimate_saved_activations)
 
 
 def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:

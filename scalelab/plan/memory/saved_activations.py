@@ -18,16 +18,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
-from scalelab.config.choices import pick
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds
 from scalelab.model.declare import Declaration, with_variables
 from scalelab.model.products.saved import keep_all
-from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, kinds, select_layers
+from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, select_layers
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
-from scalelab.plan.step.block_products import block_products
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
@@ -64,7 +62,7 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
-    if canonical.layout.devices == 1:
+    if canonical.layout.devices == 1 or shape.n_experts:
         return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
@@ -75,47 +73,6 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
         whole = size * math.prod(getattr(few, axis) for axis in split)
         sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
     return SavedActivations(sums[True] // ROWS, sums[False])
-
-
-def estimate_saved_activations(static: Static) -> SavedActivations:
-    """`count_saved_activations` within some 15 %, for who compares many layouts: nothing is traced but a block.
-
-    Layers under `full` keep the stream, under `dots` besides the outputs of all their products but the last, in the
-    format of activations, under `none` what a block keeps; besides what lies outside, and the head's gradient.
-    """
-    shape = static.model
-    each_kind = kinds(shape).items()
-    grown = sum(depth * _estimate_layer(dataclasses.replace(static, model=kind)) for kind, depth in each_kind)
-    return SavedActivations(
-        grown + bytes_outside_blocks(static), 4 * shape.d_model * shape.vocab_size // static.layout.tensor
-    )
-
-
-def _estimate_layer(static: Static) -> int:
-    """Bytes that a layer of a model of one kind keeps of a sequence."""
-    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width, each = array_dtype(policy.residual).itemsize, array_dtype(policy.compute).itemsize
-    tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
-    stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
-    products = [product for product in block_products(shape) if not product.of_constant]
-    wide = sum(math.prod(size for _, size in p.outs) for p in products if not p.into_stream)
-    added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
-    layer = {"full": width * stream, "dots": (width + each * added) * stream + each * tokens * wide // tensor}
-    if shape.remat == "none":
-        # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
-        keeps_input = shape.norm_place == "before" or width == each
-        layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
-    each_layer: int = pick(layer, "model.remat", shape.remat, "estimate of memory")
-    return each_layer
-
-
-def bytes_outside_blocks(static: Static) -> int:
-    """Bytes a sequence keeps outside the blocks: the look-up's mask and rows, the final norm's input and output."""
-    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
-    tokens = math.ceil(shape.seq_len / layout.context)
-    stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
-    return 5 * tokens * shape.d_model + width * stream
 
 
 def _smallest_divisor(devices: int) -> int:
@@ -133,10 +90,12 @@ def rows_per_device(static: Static) -> int:
 def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
     layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
-    mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
+    mesh = Layout(
+        data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence
+    )  # fmt: skip
     return dataclasses.replace(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
-        global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
+        global_batch=2 * layout.expert * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
     )  # fmt: skip
 
 
@@ -159,8 +118,9 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 
 @functools.cache
 def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
-    if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
-        programs = [dataclasses.replace(static, global_batch=rows) for rows in (1, 2)]
+    layout = static.layout
+    if layout.devices == 1 or static.model.n_experts:  # what grows with the batch is told by the sums of two programs
+        programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
     residuals = vjp_residuals(static, whole, recomputed)

@@ -1,4 +1,4 @@
-"""One device's share of a step, of the device that has most to do; the type of one operation on it; a pipeline's bubble."""
+"""One device's share of a step, of the device that has most to do; the type of an operation on it; idle stages."""
 
 import dataclasses
 import functools

@@ -7,8 +7,8 @@ import math
 
 from scalelab.config import ModelShape, Static
 from scalelab.model.experts.exchange import Buffers, size_buffers
-from scalelab.model.experts.rows import count_slots
-from scalelab.model.experts.ways import block_rows, choose_way
+from scalelab.model.experts.rows import Layout, count_slots
+from scalelab.model.experts.ways import choose_way
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links
 from scalelab.plan.step.device_share import fullest_device_share
@@ -27,6 +27,21 @@ def device_buffers(static: Static) -> Buffers:
     return size_buffers(tokens, shape.n_experts, shape.experts_per_token, layout.expert, layout.expert_buffer)
 
 
+def row_layout(static: Static, platform: str) -> Layout:
+    """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
+    shape, buffers = static.model, device_buffers(static)
+    here, each = buffers.peers * buffers.rows, min(shape.experts_per_token, buffers.local)
+    mean = math.ceil(useful_rows(static))
+    slots = count_slots(shape.expert_capacity, mean, buffers.local) if shape.expert_capacity else 0
+    return choose_way(shape.expert_products, platform, slots).layout(here, here * each, buffers.local)
+
+
+def held_rows(static: Static, platform: str) -> float:
+    """Rows that a device has room for in the products of its experts."""
+    buffers = device_buffers(static)
+    return float(row_layout(static, platform).count_rows(buffers.multiplied, buffers.local))
+
+
 def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> float:
     """Rows that the products of the fullest device's experts multiply.
 
@@ -37,15 +52,10 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
     fullest = useful_rows(static) * (traits.imbalance if static.layout.expert > 1 else 1.0)
     if traits.grouped_products:
         return fullest
-    shape, buffers = static.model, device_buffers(static)
-    here, each = buffers.peers * buffers.rows, min(shape.experts_per_token, buffers.local)
-    mean = math.ceil(useful_rows(static))
-    slots = count_slots(shape.expert_capacity, mean, buffers.local) if shape.expert_capacity else 0
-    layout = choose_way(shape.expert_products, platform, slots).layout(here, here * each, buffers.local)
-    if layout.slack:
-        block = block_rows(here * each, buffers.local)
-        return min(fullest, float(buffers.multiplied)) + buffers.local * block / 2
-    return float(layout.count_rows(buffers.multiplied, buffers.local))
+    layout, buffers = row_layout(static, platform), device_buffers(static)
+    if layout.slack:  # a block (model/experts/ways.py)
+        return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
+    return held_rows(static, platform)
 
 
 def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:

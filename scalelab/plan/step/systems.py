@@ -48,10 +48,10 @@ class SystemTraits:
     wide_outputs: bool = False
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True
-    # model/experts/ways.py: on GPUs all blocks that there is room for are multiplied; a grouped product takes rows alone
+    # model/experts/ways.py: a GPU multiplies all blocks that there is room for; a grouped product takes rows alone
     grouped_products: bool = False
-    # model/experts/exchange.py: as many rows travel as there is room for; "device", "node": those of a token alone,
-    # once to each device, or over the network once to each node, that holds any of its experts; "copies": once an expert
+    # model/experts/exchange.py: as many rows travel as there is room for; "copies": those of a token, once an expert;
+    # "device": once to each device that holds any of its experts; "node": over the network once to each node of these
     sends: str = "buffers"
     # model/experts/exchange.py: nothing is computed while rows travel
     sends_hidden: bool = False

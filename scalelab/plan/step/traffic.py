@@ -90,9 +90,17 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
             "tensor", "all-reduce", (summed if wide else width) * elements, edges, False, "gradient of the head's input"
         ),
         # model/experts/exchange.py: whole sequences, once they are back; no policy computes them again but a pipeline's
-        Transfer("tensor", "all-reduce", summed * elements, bool(routed) * runs * (1 + _resends(static, traits)), False,
-            "experts' sums"),
-        Transfer("tensor", "all-reduce", returned * elements, bool(routed) * runs, False, "gradients of experts' inputs"),
+        Transfer(
+            "tensor",
+            "all-reduce",
+            summed * elements,
+            bool(routed) * runs * (1 + _resends(static, traits)),
+            False,
+            "experts' sums",
+        ),
+        Transfer(
+            "tensor", "all-reduce", returned * elements, bool(routed) * runs, False, "gradients of experts' inputs"
+        ),
     ]
     if not shape.sequence_parallel:
         return [
@@ -182,7 +190,9 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     travel their experts' numbers and weights, in fp32, and the weights' gradients back.
     """
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
-    routed = sum(layers for kind, layers in layers_by_kind(static) if any(p.experts for p in block_products(kind.model)))
+    routed = sum(
+        layers for kind, layers in layers_by_kind(static) if any(p.experts for p in block_products(kind.model))
+    )
     if not routed or layout.expert == 1:
         return []
     width, again = array_dtype(POLICIES[static.precision].compute).itemsize, _resends(static, traits)
