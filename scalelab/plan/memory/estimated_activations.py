@@ -9,7 +9,7 @@ import math
 from scalelab.config import Static
 from scalelab.config.choices import pick
 from scalelab.model.stacks import kinds
-from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations
+from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations, sequences_per_device
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import Product, block_products
 from scalelab.plan.step.device_share import fullest_device_share
@@ -63,19 +63,14 @@ def _exchanged_bytes(static: Static) -> int:
         return 0
     rows, tokens = expert_rows.sent_rows(static), fullest_device_share(static).tokens
     total = rows * (each * shape.d_model + 8 * shape.experts_per_token) + each * tokens * shape.d_model
-    return math.ceil(total / _sequences(static))
+    return math.ceil(total / sequences_per_device(static))
 
 
 def _routed_bytes(static: Static, routed: list[Product]) -> int:
     """Bytes of a sequence of the results of experts' products, in all rows that there is room for."""
-    each, rows = array_dtype(POLICIES[static.precision].compute).itemsize, _sequences(static)
+    each, rows = array_dtype(POLICIES[static.precision].compute).itemsize, sequences_per_device(static)
     width = sum(p.device_size(static.layout)[1] for p in routed)
     return math.ceil(each * width * expert_rows.held_rows(static, target_platform()) / rows)
-
-
-def _sequences(static: Static) -> float:
-    """Sequences of a micro-batch on a device: less than one where a plan splits one between replicas."""
-    return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
 
 
 def bytes_outside_blocks(static: Static) -> int:

@@ -26,10 +26,20 @@ from scalelab.model.products.saved import keep_all
 from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, select_layers
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.step import expert_rows
+from scalelab.plan.step.block_products import block_products
+from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
-from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes, trace_for_platform
+from scalelab.sharding import (
+    BATCH_AXES,
+    GatheredWeight,
+    activation_spec,
+    residual_axes,
+    target_platform,
+    trace_for_platform,
+)
 from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
@@ -62,17 +72,48 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
-    if canonical.layout.devices == 1 or shape.n_experts:
+    if canonical.layout.devices == 1:
         return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
-    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context))
+    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
+    alone = dataclasses.replace(canonical, layout=few, global_batch=2 * ROWS)
     sums = {True: 0, False: 0}
-    for grows, size, axes in _block_parts(dataclasses.replace(canonical, layout=few), recomputed):
+    for grows, size, axes in _block_parts(alone, recomputed):
         split = [axis for axis in axes if axis in ("tensor", "context")]
         whole = size * math.prod(getattr(few, axis) for axis in split)
         sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
-    return SavedActivations(sums[True] // ROWS, sums[False])
+    return SavedActivations(sums[True] // ROWS + _buffered_bytes(static, recomputed), sums[False])
+
+
+def _buffered_bytes(static: Static, recomputed: bool) -> int:
+    """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
+
+    Rows as they arrive and as they are sorted, the results of the first products, and as the working set of a backward
+    the hidden units; see model/experts/exchange.py.
+    """
+    shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
+    routed = [p for p in block_products(shape) if p.experts]
+    if layout.expert == 1 or not routed:
+        return 0
+    platform, each = target_platform(), array_dtype(policy.compute).itemsize
+    units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
+    hidden = sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
+
+    def held(static: Static) -> float:
+        arrived = expert_rows.device_buffers(static)
+        sorted_rows = expert_rows.held_rows(static, platform)
+        rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
+        return rows + each * (shape.d_model + units + hidden) * sorted_rows
+
+    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
+    more = held(static) - held(dataclasses.replace(static, layout=apart))
+    return max(0, math.ceil(more / sequences_per_device(static)))
+
+
+def sequences_per_device(static: Static) -> float:
+    """Sequences of a micro-batch on a device: less than one where a plan splits one between replicas."""
+    return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
 
 
 def _smallest_divisor(devices: int) -> int:
@@ -132,10 +173,14 @@ def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -
 def _block_parts(static: Static, recomputed: bool) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
     residuals = vjp_residuals(static, False, recomputed)
-    return tuple(
-        (_grows_with_rows(x), _device_bytes(x), tuple(axis for axes in _axes_by_dimension(x) for axis in axes))
-        for x in residuals
-    )
+    split = [tuple(axis for axes in _axes_by_dimension(x) for axis in axes) for x in residuals]
+    if not static.model.n_experts:
+        return tuple((_grows_with_rows(x), _device_bytes(x), axes) for x, axes in zip(residuals, split, strict=True))
+    # Rows of experts stand one behind the other along one axis, so two programs tell: of as many rows, and of twice.
+    twice = vjp_residuals(dataclasses.replace(static, global_batch=2 * static.global_batch), False, recomputed)
+    sizes = [(_device_bytes(x), _device_bytes(y)) for x, y in zip(residuals, twice, strict=True)]
+    grown = [(True, two - one, axes) for (one, two), axes in zip(sizes, split, strict=True)]
+    return (*grown, *((False, 2 * one - two, axes) for (one, two), axes in zip(sizes, split, strict=True)))
 
 
 def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:

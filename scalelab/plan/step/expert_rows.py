@@ -24,7 +24,8 @@ def device_buffers(static: Static) -> Buffers:
     """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
     shape, layout = static.model, static.layout
     tokens = max(1, math.ceil(fullest_device_share(static).tokens))
-    return size_buffers(tokens, shape.n_experts, shape.experts_per_token, layout.expert, layout.expert_buffer)
+    factor = layout.expert_buffer if layout.expert > 1 else 0.0
+    return size_buffers(tokens, shape.n_experts, shape.experts_per_token, layout.expert, factor)
 
 
 def row_layout(static: Static, platform: str) -> Layout:
