@@ -12,7 +12,6 @@ from scalelab.model.stacks import kinds
 from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations, sequences_per_device
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import Product, block_products
-from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import target_platform
 
@@ -54,22 +53,21 @@ def _estimate_layer(static: Static) -> int:
 
 
 def _exchanged_bytes(static: Static) -> int:
-    """Bytes of a sequence that come from other devices, or would, for a layer's experts and back: every remat keeps it.
+    """Bytes of a sequence that come from other devices, or would, for a layer's experts: every remat keeps them.
 
-    Rows with their experts' numbers and weights, and the tokens' sums (model/experts/exchange.py).
+    Rows with their experts' numbers and weights (model/experts/exchange.py); of what goes back no backward reads any.
     """
     shape, each = static.model, array_dtype(POLICIES[static.precision].compute).itemsize
     if static.layout.devices == 1:
         return 0
-    rows, tokens = expert_rows.sent_rows(static), fullest_device_share(static).tokens
-    total = rows * (each * shape.d_model + 8 * shape.experts_per_token) + each * tokens * shape.d_model
+    total = expert_rows.sent_rows(static) * (each * shape.d_model + 8 * shape.experts_per_token)
     return math.ceil(total / sequences_per_device(static))
 
 
 def _routed_bytes(static: Static, routed: list[Product]) -> int:
-    """Bytes of a sequence of the results of experts' products, in all rows that there is room for."""
+    """Bytes of a sequence of the results of experts' first products, in all rows that there is room for."""
     each, rows = array_dtype(POLICIES[static.precision].compute).itemsize, sequences_per_device(static)
-    width = sum(p.device_size(static.layout)[1] for p in routed)
+    width = sum(p.device_size(static.layout)[1] for p in routed if p.from_stream)
     return math.ceil(each * width * expert_rows.held_rows(static, target_platform()) / rows)
 
 

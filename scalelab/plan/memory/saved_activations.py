@@ -89,8 +89,8 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
 def _buffered_bytes(static: Static, recomputed: bool) -> int:
     """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
 
-    Rows as they arrive and as they are sorted, the results of the first products, and as the working set of a backward
-    the hidden units; see model/experts/exchange.py.
+    Rows as they arrive, and the results of the first products; as the working set of a backward, or where `fsdp` splits
+    no weights, rows as they are sorted, and of that working set the hidden units (model/experts/exchange.py).
     """
     shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
     routed = [p for p in block_products(shape) if p.experts]
@@ -104,7 +104,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
         arrived = expert_rows.device_buffers(static)
         sorted_rows = expert_rows.held_rows(static, platform)
         rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
-        return rows + each * (shape.d_model + units + hidden) * sorted_rows
+        return rows + each * ((shape.d_model if recomputed or not layout.zero else 0) + units + hidden) * sorted_rows
 
     apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
     more = held(static) - held(dataclasses.replace(static, layout=apart))
@@ -132,7 +132,8 @@ def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
     layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
     mesh = Layout(
-        data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence
+        data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
+        zero=layout.zero if static.model.n_experts else 3,
     )  # fmt: skip
     return dataclasses.replace(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
