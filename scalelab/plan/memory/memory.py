@@ -31,6 +31,7 @@ from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations, megatron, saved_activations
+from scalelab.plan.step import expert_rows
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, Capability
 from scalelab.train.step import state as state_lib
@@ -249,12 +250,12 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
-    weight = max(_device_matrix(d, layout) for d in declared if d.is_hidden_matrix)
+    weight = max(d.size // (d.shape[0] * layout.tensor) for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
     block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
-    block += weight * (multiplied + 4)
+    block += max(weight * (multiplied + 4), expert_rows.matrix_entries(static, backend) * (width + 4))
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:
@@ -265,12 +266,6 @@ def _temporary_bytes(static: Static, backend: str) -> int:
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
     block += state_lib.host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return max(0, max(block, head) - _logits_bytes(static, backend))
-
-
-def _device_matrix(declaration: Declaration, layout: Layout) -> int:
-    """Entries of one layer's matrix on a device once it is gathered: of routed experts those of all that it holds."""
-    experts = layout.expert if rules.EXPERTS in declaration.stack else 1
-    return declaration.size // (declaration.shape[0] * layout.tensor * experts)
 
 
 def _memory_notes(static: Static) -> list[str]:

@@ -90,7 +90,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
     """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
 
     Rows as they arrive, and the results of the first products; as the working set of a backward, or where `fsdp` splits
-    no weights, rows as they are sorted, and of that working set the hidden units (model/experts/exchange.py).
+    no weights, rows as they are sorted; of that working set the hidden units, and gradients of the first results.
     """
     shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
     routed = [p for p in block_products(shape) if p.experts]
@@ -98,7 +98,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
         return 0
     platform, each = target_platform(), array_dtype(policy.compute).itemsize
     units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
-    hidden = sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
+    hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
 
     def held(static: Static) -> float:
         arrived = expert_rows.device_buffers(static)

@@ -9,8 +9,10 @@ from scalelab.config import ModelShape, Static
 from scalelab.model.experts.exchange import Buffers, size_buffers
 from scalelab.model.experts.rows import Layout, count_slots
 from scalelab.model.experts.ways import choose_way
+from scalelab.model.stacks import kinds
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links
+from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 
@@ -57,6 +59,25 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
     if layout.slack:  # a block (model/experts/ways.py)
         return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
     return held_rows(static, platform)
+
+
+def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
+    """Matrices between which the rows of one product are divided: a device's experts, or a copy for each block."""
+    experts = static.model.n_experts // static.layout.expert
+    align = 1 if traits.grouped_products else row_layout(static, platform).align
+    return math.ceil(held_rows(static, platform) / align) if align > 1 else experts
+
+
+def matrix_entries(static: Static, platform: str) -> int:
+    """Entries of all matrices that the rows of a layer are multiplied by on a device (`count_matrices`).
+
+    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md).
+    """
+    of_kinds = [
+        sum(math.prod(p.device_size(static.layout)) for p in block_products(kind) if p.experts)
+        for kind in kinds(static.model)
+    ]
+    return round(max(of_kinds) * count_matrices(static, platform)) if any(of_kinds) else 0
 
 
 def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:

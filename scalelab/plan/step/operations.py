@@ -75,8 +75,9 @@ def _block_products(static: Static, machine: Machine, traits: SystemTraits) -> l
 def product_rows(static: Static, machine: Machine, traits: SystemTraits, product: Product) -> tuple[float, int]:
     """(rows that a product multiplies on a device in a micro-batch, matrices between which they are divided)."""
     if product.experts:
-        rows = expert_rows.multiplied_rows(static, machine_platform(machine), traits)
-        return rows, product.experts // static.layout.expert
+        platform = machine_platform(machine)
+        matrices = expert_rows.count_matrices(static, platform, traits)
+        return expert_rows.multiplied_rows(static, platform, traits), matrices
     return fullest_device_share(static).tokens, 1
 
 
