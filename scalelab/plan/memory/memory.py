@@ -250,7 +250,8 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
-    weight = max(d.size // (d.shape[0] * layout.tensor) for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack)
+    matrices = [d for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack]
+    weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]

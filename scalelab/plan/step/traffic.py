@@ -139,7 +139,7 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     small = GRADIENT_BYTES * _small_parameters(static.model)  # gains, biases, positions: after each micro-batch
     parameters, updated, routed = of.parameters, of.parameters * 4.0, of.expert_parameters
     by_layer = expert_rows.gathers_experts(static)  # a step's copies leave experts out
-    transfers = _gathered_experts(static, routed) if by_layer else []
+    transfers = _gathered_experts(static, routed, traits) if by_layer else []
     held = parameters - routed if by_layer else parameters
     if zero >= 3:
         # model/sums/cross_entropy.py gathers the head once for both passes; model/layers.py sends an embedding's rows,
@@ -174,9 +174,13 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     return transfers
 
 
-def _gathered_experts(static: Static, routed: float) -> list[Transfer]:
-    """Experts' weights, gathered along `fsdp` for each pass of a layer, and their gradients scattered, in fp32."""
-    width, runs = gathered_form(POLICIES[static.precision]).itemsize, fullest_device_share(static).microbatches
+def _gathered_experts(static: Static, routed: float, traits: SystemTraits) -> list[Transfer]:
+    """Experts' weights, gathered along `fsdp` for each pass of a layer, and their gradients scattered, in fp32.
+
+    Ours in fp32 where fp8 takes its scale from the weight, others' as they are multiplied.
+    """
+    policy, runs = POLICIES[static.precision], fullest_device_share(static).microbatches
+    width = (array_dtype(policy.forward) if traits.grouped_products else gathered_form(policy)).itemsize
     return [
         Transfer("fsdp", "all-gather", width * routed, 2 * runs, True, "experts, both passes"),
         Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * routed, runs, True, "gradients of experts"),
