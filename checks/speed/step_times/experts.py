@@ -94,7 +94,8 @@ def make_row(
     keys = {key.replace("__", "."): value for key, value in values.items()}
     keys |= {"schedule.batch_start": None, "schedule.batch_warmup_tokens": None, "schedule.batch_stages": ""}
     keys |= {"train.global_batch": sequences, "train.accumulate": accumulate}
-    static = config_lib.static(config_lib.resolve(config_lib.override(config_lib.load(RECIPES / f"{recipe}.py"), keys)))
+    tree = config_lib.override(config_lib.load(RECIPES / f"{recipe}.py"), keys)
+    static = config_lib.static(config_lib.resolve(tree))
     return PublishedStep(with_layout(static, layout), load_machine(chip), traits, seconds)
 
 

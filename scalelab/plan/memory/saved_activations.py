@@ -89,8 +89,8 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
 def _buffered_bytes(static: Static, recomputed: bool) -> int:
     """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
 
-    Rows as they arrive, and the results of the first products; as the working set of a backward, or where `fsdp` splits
-    no weights, rows as they are sorted; of that working set the hidden units, and gradients of the first results.
+    Rows as they arrive, and the first products' results; where `fsdp` splits no weights, rows as they are sorted. The
+    working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
     """
     shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
     routed = [p for p in block_products(shape) if p.experts]
@@ -104,7 +104,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
         arrived = expert_rows.device_buffers(static)
         sorted_rows = expert_rows.held_rows(static, platform)
         rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
-        return rows + each * ((shape.d_model if recomputed or not layout.zero else 0) + units + hidden) * sorted_rows
+        return rows + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
 
     apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
     more = held(static) - held(dataclasses.replace(static, layout=apart))
