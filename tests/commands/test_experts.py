@@ -4,9 +4,11 @@ import re
 
 import pytest
 
+from scalelab.__main__ import main
 from tests.commands.test_stacks import refusal
 from tests.train.runs import SMALL
 
+ON_64 = ["--hardware=h100", "--devices=64"]
 MODEL = [*SMALL, "--config.model.block=experts", "--config.model.n_experts=4"]
 
 
@@ -32,8 +34,23 @@ def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(t
     assert re.search(message, line) and not folder.exists()
 
 
-def test_a_plan_refuses_experts_by_name():
-    line = refusal("plan", "--config=configs/recipes/mixtral_8x7b.py", "--hardware=h100", "--devices=64")
-    assert re.search(
-        r"experts\.\w+\.w is of routed experts, .* the planner does not know; nearest: scalelab recipe", line
-    )
+def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
+    assert main(["plan", "--config=configs/recipes/mixtral_8x7b.py", *ON_64, "--mesh=fsdp=8,expert=8", "--why"]) == 0
+    text = capsys.readouterr().out
+    assert "4.67e+10 parameters (1.29e+10 active) on 64 x H100 SXM" in text
+    assert "MFU of the active parameters' FLOPs" in text
+    assert re.search(r"experts: products multiply [\d.]+ times the useful rows", text)
+    assert re.search(r"experts: all-to-all of [\d,.]+ GB a device and step, of them [\d,.]+ GB over the network", text)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("fsdp=4,expert=16", "n_experts=8 .* parallel.expert=16"),
+        ("fsdp=64,expert_buffer=1.5", "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0"),
+        ("fsdp=8,expert=8,expert_buffer=0.5", "expert_buffer=0.5 with parallel.expert=8: .*nearest: 1"),
+    ],
+)
+def test_a_plan_says_what_the_trainer_refuses_of_a_mesh(capsys, mesh, message):
+    assert main(["plan", "--config=configs/recipes/mixtral_8x7b.py", *ON_64, f"--mesh={mesh}"]) == 0
+    assert re.search(rf"refused: .*{message}", capsys.readouterr().out.splitlines()[0])

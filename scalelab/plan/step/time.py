@@ -250,11 +250,31 @@ def describe_assumptions(
             "tensor's collectives are waited for, but those that a forward sends in parts; overlap is the share of "
             "these and of all others' that goes on behind computing"
         )
+    if static.model.n_experts:
+        lines += _describe_experts(static, machine, traits)
     if layout.stage > 1:
         lines += _describe_pipeline(static)
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
+
+
+def _describe_experts(static: Static, machine: Machine, traits: SystemTraits) -> list[str]:
+    """What experts multiply beside their rows, and what is sent to them and back."""
+    factor = expert_rows.row_factor(static, machine_platform(machine), traits)
+    loads = f", the fullest device {traits.imbalance:g} times the mean, assumed" if static.layout.expert > 1 else ""
+    lines = [f"experts: products multiply {factor:.3g} times the useful rows (blocks and buffers filled up{loads})"]
+    moves = [move for move in step_transfers(static, traits) if move.axis == EXPERT_AXIS and move.kind == "all-to-all"]
+    parts = [expert_rows.split_by_domain(static, machine, move.whole_bytes, move.once_a_node) for move in moves]
+    near, far = (
+        sum(move.times * part[i] for move, part in zip(moves, parts, strict=True)) / 1e9 for i in (0, 1)
+    )  # fmt: skip
+    if moves:
+        lines.append(
+            f"experts: all-to-all of {near + far:,.4g} GB a device and step, of them {far:,.4g} GB over the network "
+            "between nodes"
+        )
+    return lines
 
 
 def _describe_pipeline(static: Static) -> list[str]:
