@@ -29,8 +29,8 @@ NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedul
 def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
-    Formats, then with experts buffers that end, or on one device updates layer by layer with fewer sequences a step, with moments in the host's memory
-    (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
+    Formats, then buffers of experts that end, or on one device updates layer by layer with fewer sequences a step, with
+    moments in the host's memory (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
     """
     formats = list(_narrower_formats(static))
     yield {}

@@ -58,7 +58,7 @@ class SavedActivations:
 
 
 def count_saved_activations(static: Static) -> SavedActivations:
-    """What the whole model's backward keeps, for a layout without stages (`layout.stage` is disregarded)."""
+    """What the whole model's backward keeps; `layout.stage` is disregarded."""
     return _traced_activations(_canonical_static(static), whole=True)
 
 
@@ -148,12 +148,13 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
         return -(-size // parts) * parts
 
     keys = up(shape.n_kv_heads, layout.tensor)
+    by_tensor = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
     return dataclasses.replace(
         shape,
+        **by_tensor,
         n_kv_heads=keys,
         n_heads=up(shape.n_heads, keys),
-        d_ff=up(shape.d_ff, layout.tensor),
-        vocab_size=up(shape.vocab_size, layout.tensor),
+        n_experts=up(shape.n_experts, layout.expert),
         seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
     )
 

@@ -27,7 +27,8 @@ def device_buffers(static: Static) -> Buffers:
     shape, layout = static.model, static.layout
     tokens = max(1, math.ceil(fullest_device_share(static).tokens))
     factor = layout.expert_buffer if layout.expert > 1 else 0.0
-    return size_buffers(tokens, shape.n_experts, shape.experts_per_token, layout.expert, factor)
+    experts = -(-shape.n_experts // layout.expert) * layout.expert  # filled up where they don't divide
+    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor)
 
 
 def row_layout(static: Static, platform: str) -> Layout:
@@ -63,7 +64,7 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
 
 def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
     """Matrices between which the rows of one product are divided: a device's experts, or a copy for each block."""
-    experts = static.model.n_experts // static.layout.expert
+    experts = math.ceil(static.model.n_experts / static.layout.expert)
     align = 1 if traits.grouped_products else row_layout(static, platform).align
     return math.ceil(held_rows(static, platform) / align) if align > 1 else experts
 
