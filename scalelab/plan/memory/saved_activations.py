@@ -117,7 +117,6 @@ def sequences_per_device(static: Static) -> float:
 
 
 def _smallest_divisor(devices: int) -> int:
-    """The smallest number of devices above one that divides as many."""
     return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
 
 
