@@ -147,10 +147,10 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
         return -(-size // parts) * parts
 
     keys = up(shape.n_kv_heads, layout.tensor)
-    by_tensor = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
+    widths: Any = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
     return dataclasses.replace(
         shape,
-        **by_tensor,
+        **widths,
         n_kv_heads=keys,
         n_heads=up(shape.n_heads, keys),
         n_experts=up(shape.n_experts, layout.expert),

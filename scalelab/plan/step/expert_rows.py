@@ -86,7 +86,7 @@ def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     if traits.sends == "buffers":
         buffers = device_buffers(static)
         return float(buffers.peers * buffers.rows)
-    copies = static.model.experts_per_token
+    copies: float = static.model.experts_per_token
     if traits.sends != "copies":
         copies = reached_parts(static.model, static.layout.expert)
     return fullest_device_share(static).tokens * copies
