@@ -214,7 +214,7 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
 
 def _resends(static: Static, traits: SystemTraits) -> bool:
     """Whether a backward sends experts' rows again: ours of a pipeline alone, others' of all that is recomputed."""
-    apart = static.layout.stage > 1 or traits.sends != "buffers"
+    apart = static.layout.stage > 1 or not traits.pipeline_recomputes
     return recompute_policy(static, traits) == "full" and apart
 
 
