@@ -245,10 +245,7 @@ def _gathered_once(static: Static, parameters: float, each: int) -> list[Transfe
 
 
 def _small_parameters(shape: ModelShape) -> int:
-    """Parameters whose gradients are summed over devices after each micro-batch, whatever the others' are.
-
-    Routed experts are counted apart.
-    """
+    """Parameters, but routed experts', whose gradients are summed over devices after each micro-batch."""
     declared = jax.tree.leaves(parameter_declarations(shape))
     return sum(each.size for each in declared if not rules.is_postponed(each) and rules.EXPERTS not in each.stack)
 
