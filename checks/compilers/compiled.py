@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, str, int, str]] = {
         "llama2_70b", "h100", 0,
         "parallel.stage=8 parallel.fsdp=8 parallel.tensor=8 parallel.microbatches=16 train.global_batch=128",
     ),
+    "Mixtral, experts, TPU": ("mixtral_8x7b", "v5p", 0,
+        "parallel.fsdp=8 parallel.expert=8 train.global_batch=64 model.seq_len=4096 model.remat=full"),
+    "OLMoE, experts": ("olmoe_1b_7b", "h100", 0,
+        "parallel.fsdp=4 parallel.expert=8 parallel.expert_buffer=2 train.global_batch=32 model.remat=full"),
 }  # fmt: skip
 
 

@@ -153,9 +153,17 @@ def walked_flops(shape: ModelShape, remat: str) -> float:
     """FLOPs of one sequence's forward and backward, from their jaxpr; each query takes all keys, even with a window."""
     if not shape.n_experts:
         return _cached_walk(shape.plain, remat, 1)
-    # At a capacity of 1, and of so many sequences, experts have as many slots as there are tokens for them.
+    shape, sequences = with_whole_slots(shape)
+    return _cached_walk(shape.plain, remat, sequences) / sequences
+
+
+def with_whole_slots(shape: ModelShape) -> tuple[ModelShape, int]:
+    """(the shape at a capacity of 1, sequences): of so many, experts have as many slots as there are tokens for them.
+
+    The products of experts are then as many as their tokens need, and in no loop.
+    """
     sequences = shape.n_experts // math.gcd(shape.n_experts, shape.seq_len * shape.experts_per_token)
-    return _cached_walk(dataclasses.replace(shape.plain, expert_capacity=1.0), remat, sequences) / sequences
+    return dataclasses.replace(shape, expert_capacity=1.0), sequences
 
 
 @functools.cache

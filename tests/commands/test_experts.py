@@ -4,9 +4,14 @@ import re
 
 import pytest
 
+from scalelab.__main__ import main
 from tests.commands.test_stacks import refusal
 from tests.train.runs import SMALL
 
+PLAN = [
+    "plan", "--config=configs/tiny.py", "--config.model.block=experts", "--config.model.n_experts=8",
+    "--config.model.d_expert=64", "--hardware=h100", "--devices=8",
+]  # fmt: skip
 MODEL = [*SMALL, "--config.model.block=experts", "--config.model.n_experts=4"]
 
 
@@ -32,8 +37,31 @@ def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(t
     assert re.search(message, line) and not folder.exists()
 
 
-def test_a_plan_refuses_experts_by_name():
-    line = refusal("plan", "--config=configs/recipes/mixtral_8x7b.py", "--hardware=h100", "--devices=64")
-    assert re.search(
-        r"experts\.\w+\.w is of routed experts, .* the planner does not know; nearest: scalelab recipe", line
-    )
+def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
+    assert main([*PLAN, "--mesh=expert=4,data=2"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"parameters \([\d.e+]+ active\) on 8 x H100 SXM", text)
+    assert "MFU" in text and "of the active parameters' FLOPs" in text
+    assert re.search(r"experts: products multiply [\d.]+ times the useful rows", text)
+    assert re.search(r"experts: all-to-all of [\d,.e-]+ GB a device and step, of them 0 GB over the network", text)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ("expert=3,data=1", "is a mesh of 3, and there are 8 devices"),
+        ("expert=4,data=2,expert_buffer=0.5", "expert_buffer=0.5 with parallel.expert=4: .*nearest: 1"),
+        ("data=8,expert_buffer=1.5", "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0"),
+    ],
+)
+def test_a_plan_says_what_the_trainer_refuses_of_a_mesh(capsys, mesh, message):
+    main([*PLAN, f"--mesh={mesh}"])
+    output = capsys.readouterr()
+    assert re.search(message, (output.out + output.err).splitlines()[0])
+
+
+@pytest.mark.full
+def test_experts_that_do_not_divide_by_the_axis_are_refused_with_both_numbers(capsys):
+    assert main([*PLAN, "--config.model.n_experts=6", "--mesh=expert=4,data=2"]) == 0
+    assert re.search(r"refused: model.n_experts=6 .* parallel.expert=4", capsys.readouterr().out.splitlines()[0])

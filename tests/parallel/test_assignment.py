@@ -14,7 +14,7 @@ from scalelab.parallel.stages.assignment import (
     slots_of_layers,
     stack_slots,
 )
-from scalelab.plan.step.bubble import stage_layers
+from scalelab.plan.step.device_share import stage_layers
 from scalelab.train.step.state import state_shapes, state_specs
 from tests.plan.small import static_of
 

@@ -12,7 +12,7 @@ from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory import estimated_activations, saved_activations
 from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
@@ -91,7 +91,7 @@ def test_no_way_at_all_is_much_faster_than_the_first(too_large):
             rules.check_layout(way, layout)
         except BadInput:
             continue
-        if step_memory(way, small, saved_activations.estimate_saved_activations).fits:
+        if step_memory(way, small, estimated_activations.estimate_saved_activations).fits:
             best = min(best, (expected_s(way, small, default_efficiency(small)), str(way)))
     assert best[1] and advice[0].step_s <= 1.02 * best[0], best
 
@@ -163,7 +163,7 @@ def test_near_the_limit_saved_activations_are_counted():
     made = applied(tree, advise_changes(static(tree), with_memory(0.5))[0])  # the smallest there is
     both = [
         step_memory(made, load_machine("h100"), remaining).total
-        for remaining in (saved_activations.count_saved_activations, saved_activations.estimate_saved_activations)
+        for remaining in (saved_activations.count_saved_activations, estimated_activations.estimate_saved_activations)
     ]
     (way, *_) = advise_changes(static(tree), with_memory((max(both) + 64) / GIB))
     assert way.margin_bytes < 0.015 * way.total_bytes and way.exact and way.fits

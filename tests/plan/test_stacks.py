@@ -7,7 +7,7 @@ import pytest
 from scalelab.config import Layout
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import memory, saved_activations
+from scalelab.plan.memory import estimated_activations, memory
 from scalelab.plan.step.time import step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.plan.small import static_of
@@ -28,7 +28,9 @@ def test_a_plan_of_stacks_is_that_of_their_layers(layout):
     times = [step_time(static, H100).total_s for static in (one, cut, mixed, other)]
     assert times[1] == pytest.approx(times[0], rel=1e-12)
     assert times[2] == pytest.approx((3 * times[0] + times[3]) / 4, rel=1e-3)  # but for what one hides of the other
-    estimates = [saved_activations.estimate_saved_activations(static).row_bytes for static in (one, cut, mixed, other)]
+    estimates = [
+        estimated_activations.estimate_saved_activations(static).row_bytes for static in (one, cut, mixed, other)
+    ]
     assert estimates[1] == estimates[0] and estimates[2] == pytest.approx((3 * estimates[0] + estimates[3]) / 4, abs=4)
     sizes = [memory.step_memory(static, H100).components for static in (one, cut)]
     for name in ("parameters", "optimizer", "gradients", "temporary"):

@@ -120,7 +120,7 @@ def _time(plan: Any, why: bool) -> list[str]:
     text += [
         f"  {'total':<18} {format_figures(t.total_s / unit):>8}  ({format_figures(t.low_s / unit)} to "
         f"{format_figures(t.high_s / unit)}), {t.tokens_per_s:,.0f} tokens/s",
-        *(f"  {line}" for line in t.assumptions if why),
+        *(f"  {line}" for line in t.assumptions if why or line.startswith("experts")),
     ]
     savings = dict(plan.savings)
     if plan.narrower:

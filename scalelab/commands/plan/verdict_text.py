@@ -92,10 +92,11 @@ def describe_run(plan: Any) -> str:
         cost = f"cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
     days = format_range(run.days * DAY_S, run.days_low * DAY_S, run.days_high * DAY_S)
     hours = f"{format_figures(run.device_hours)} ({format_figures(run.device_hours_low)} to "
+    active = " of the active parameters' FLOPs" if plan.static.model.n_experts else ""
     return (
         f"time: {format_range(t.total_s, t.low_s, t.high_s)} a step, {days} in all, "
         f"{hours}{format_figures(run.device_hours_high)}) device hours, "
-        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {cost}"
+        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}){active}, {cost}"
     )
 
 

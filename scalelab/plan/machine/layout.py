@@ -40,6 +40,8 @@ def _value(mesh: Any, key: str, value: Any) -> Any:
         raise BadInput(f"--mesh={mesh}: {key!r} is not an axis or option of `parallel`{nearest_hint(key, LAYOUT_KEYS)}")
     if key == "schedule":
         return value
+    if key == "expert_buffer":
+        return _factor(mesh, key, value)
     if key == "sequence":
         if not isinstance(value, bool):
             raise BadInput(f"--mesh={mesh}: sequence={value!r} is not true or false")
@@ -47,6 +49,13 @@ def _value(mesh: Any, key: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise BadInput(f"--mesh={mesh}: {key}={value!r} is not a whole number")
     return int(value)
+
+
+def _factor(mesh: Any, key: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadInput(f"--mesh={mesh}: {key}={value!r} is not a number") from None
 
 
 def apply_mesh(
@@ -62,6 +71,8 @@ def apply_mesh(
     layout = static.layout
     if mesh is not None:
         layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | parse_mesh(mesh))
+        if layout.expert == 1 and "expert_buffer" not in parse_mesh(mesh):  # the config's is for the config's mesh
+            layout = dataclasses.replace(layout, expert_buffer=0.0)
         if devices is None and -1 in dataclasses.astuple(layout):
             raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")
     if devices is not None and devices < 1:
@@ -78,9 +89,17 @@ def apply_mesh(
         )
     layout = mesh_lib.resolve_layout(layout, devices)
     rules.check_layout_options(layout)
-    model = dataclasses.replace(static.model, sequence_parallel=layout.sequence and layout.tensor != 1)
-    static = dataclasses.replace(static, model=model, layout=layout)
+    static = with_layout(static, layout)
     return static, notes + layout_refusals(static)
+
+
+def with_layout(static: Static, layout: Layout) -> Static:
+    """`static` on this resolved layout, with what of it the model's program depends on."""
+    model = dataclasses.replace(
+        static.model, sequence_parallel=layout.sequence and layout.tensor != 1,
+        expert_buffer=layout.expert_buffer if layout.expert != 1 else 0.0,
+    )  # fmt: skip
+    return dataclasses.replace(static, model=model, layout=layout)
 
 
 def partial_mesh(

@@ -13,15 +13,16 @@ from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability
 from scalelab.model.attention.kernels import unfused_reason
 from scalelab.parallel import rules
+from scalelab.plan.machine.layout import with_layout
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory import estimated_activations
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS
 from scalelab.plan.step.time import expected_s
 
 LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
-MOST_TENSOR, MOST_STAGES = 16, 64
+MOST_TENSOR, MOST_STAGES, MOST_EXPERT = 16, 64, 64
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
 WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options are advice
 # Memory that an estimate of the activations must leave, as a share of them, by remat policy; below it they are counted
@@ -57,8 +58,8 @@ def advise_changes(
 
     If the plan fits: faster options, or (). If nothing fits: the options that exceed memory by the least. The search
     over layouts is bounded: tensor parallelism within a node; fsdp over all replicas, those of a node, or as in the
-    plan; all stages that divide the layers; more devices per sequence only from 16,384 tokens, or where nothing else
-    fits.
+    plan; all stages that divide the layers; at most MOST_EXPERT devices along expert; more devices per sequence only
+    from 16,384 tokens, or where nothing else fits.
     """
     efficiency = efficiency or default_efficiency(machine)
     plan_memory, plan_s = step_memory(static, machine), expected_s(static, machine, efficiency)
@@ -111,7 +112,7 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
     """A step's memory with estimated activations: no trace of the whole model."""
-    return step_memory(option, machine, saved_activations.estimate_saved_activations)
+    return step_memory(option, machine, estimated_activations.estimate_saved_activations)
 
 
 def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:
@@ -149,10 +150,8 @@ def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> It
     ]
     for layout in [layout_now, *stages, *_candidate_layouts(static, machine, long)]:
         for remat in REMAT if layout.stage == 1 else [static.model.remat]:
-            model = dataclasses.replace(
-                static.model, remat=remat, sequence_parallel=layout.sequence and layout.tensor > 1
-            )
-            changed = dataclasses.replace(static, model=model, layout=layout)
+            changed = with_layout(static, layout)
+            changed = dataclasses.replace(changed, model=dataclasses.replace(changed.model, remat=remat))
             for option in (changed, _split_batch(changed, 1)):
                 # A plan may have less than one sequence a device, the trainer may not.
                 if option is not None and option not in seen and _rows_at_once(option):
@@ -163,7 +162,7 @@ def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> It
 def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[Layout]:
     """Meshes of the plan's number of devices that divide the model and the batch."""
     shape, layout_now, n = static.model, static.layout, static.layout.devices
-    divided = math.gcd(shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
+    divided = math.gcd(shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size, shape.d_expert)
     for tensor in _divisors(n, min(machine.devices_per_node, MOST_TENSOR)):
         if divided % tensor:
             continue
@@ -172,13 +171,29 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
                 replicas = n // (tensor * stage * context)
                 if shape.n_layers < stage or static.global_batch % replicas:
                     continue
-                near = max(1, machine.devices_per_node // (tensor * context))
-                sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}
-                widths = math.gcd(shape.d_model, shape.d_kv_latent, shape.d_q_latent)
-                for fsdp in sorted(size for size in sizes if widths % size == 0):
-                    split = tensor > 1 and shape.seq_len % (context * tensor) == 0
+                split = tensor > 1 and shape.seq_len % (context * tensor) == 0
+                for data, fsdp, expert in _batch_sizes(
+                    static, replicas, machine.devices_per_node // (tensor * context)
+                ):
+                    buffer = layout_now.expert_buffer if expert > 1 else 0.0
                     for zero in ZERO_STAGES if fsdp > 1 else ZERO_STAGES[-1:]:
-                        yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split, zero=zero)
+                        yield Layout(
+                            data, fsdp, tensor, context, stage, split, zero=zero, expert=expert, expert_buffer=buffer
+                        )
+
+
+def _batch_sizes(static: Static, replicas: int, near: int) -> Iterator[tuple[int, int, int]]:
+    """(data, fsdp, expert) of so many replicas, of which `near` fill a node.
+
+    Of fsdp all that is left, what is left of a node, or as in the plan.
+    """
+    shape = static.model
+    widths = math.gcd(shape.d_model, shape.d_kv_latent, shape.d_q_latent)
+    for expert in _divisors(math.gcd(shape.n_experts, replicas), MOST_EXPERT) if shape.n_experts else [1]:
+        rest = replicas // expert
+        sizes = {rest, math.gcd(rest, max(1, near // expert)), math.gcd(rest, static.layout.fsdp)}
+        for fsdp in sorted(size for size in sizes if widths % size == 0):
+            yield rest // fsdp, fsdp, expert
 
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:

@@ -20,6 +20,7 @@ from scalelab.precision.policy import POLICIES
 Changes = dict[str, str]  # {config key: its text}
 # What the trainer asks of an update layer by layer (`per_layer.refusals`); steps follow, so that tokens stay.
 PER_LAYER = {"train.updates": "per_layer", "train.accumulate": "1", "model.remat": "full"}
+BUFFER = "1.5"  # times the mean of experts' rows, beyond which they are dropped and counted
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
@@ -28,12 +29,14 @@ NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedul
 def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
-    Formats, then on one device updates layer by layer with fewer sequences a step, with moments in the host's memory
-    (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
+    Formats, then buffers of experts that end, or on one device updates layer by layer with fewer sequences a step, with
+    moments in the host's memory (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
     """
     formats = list(_narrower_formats(static))
     yield {}
     yield from formats
+    if static.model.n_experts and static.layout.devices > 1 and not static.layout.expert_buffer:
+        yield {"parallel.expert_buffer": BUFFER}
     if static.layout.devices > 1 or static.updates_layers:
         return
     for form in [{}, *formats]:

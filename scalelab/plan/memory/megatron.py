@@ -5,6 +5,11 @@ activation memory by technique, model and hardware FLOPs. What our own step keep
 """
 
 import dataclasses
+import math
+
+from scalelab.config import Static
+from scalelab.config.choices import pick
+from scalelab.plan.memory.saved_activations import rows_per_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +67,17 @@ def layers_in_flight(n_layers: float, stages: int, microbatches: int, schedule: 
     if rounds > 1:
         return min(n_layers * (1 + (stages - 1) / (stages * rounds)), per_stage * microbatches)
     return per_stage * min(stages, microbatches)
+
+
+def formula_bytes(static: Static) -> int:
+    """Activations of the first stage by Korthikanti et al. 2022: of a GPT with dropout, so ours differ."""
+    layout, shape = static.layout, static.model
+    gpt = GptShape(
+        shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
+    )
+    remat = shape.remat if layout.stage == 1 else "full"
+    how = pick({"none": "none", "dots": "selective", "full": "full"}, "model.remat", remat, "formula of memory")
+    layer = layer_bytes(gpt, rows_per_device(static), layout.tensor, shape.sequence_parallel, how)
+    layers = layout.stage * math.ceil(shape.n_layers / layout.stage)
+    held = layers_in_flight(layers, layout.stage, layout.microbatches, layout.schedule, layout.rounds)
+    return round(layer * held)

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
-from scalelab.config.choices import pick
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.declare import Declaration
+from scalelab.model.experts.ways import CHOOSERS
 from scalelab.model.stacks import kinds, stacks
 from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered, rules
@@ -30,7 +30,8 @@ from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import megatron, saved_activations
+from scalelab.plan.memory import estimated_activations, megatron, saved_activations
+from scalelab.plan.step import expert_rows
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, Capability
 from scalelab.train.step import state as state_lib
@@ -62,7 +63,7 @@ def step_memory(
 ) -> Memory:
     """Memory that the step of `static` (a resolved layout) needs on `machine`, on the stage with most layers.
 
-    `count_saved`: counts the saved activations; `saved_activations.estimate_saved_activations` is a fast one.
+    `count_saved`: counts the saved activations; `estimated_activations.estimate_saved_activations` is a fast one.
     """
     chip, name = machine.chip, machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
@@ -79,7 +80,9 @@ def memory_on_backend(
 ) -> Memory:
     """`step_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
     kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel))
+    way = static.model.expert_products
+    way = CHOOSERS[way](backend) if way in CHOOSERS else way
+    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel, expert_products=way))
     grown, fixed = _saved_bytes(static, count_saved)
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
         "gradients": gradient_bytes(static),
@@ -92,7 +95,7 @@ def memory_on_backend(
     least = total - sum(components[name] for name in ESTIMATES) - fixed
     notes = tuple(_memory_notes(static))
     return Memory(
-        components, total, least, capacity, total <= capacity, capacity - total, _formula_bytes(static), notes
+        components, total, least, capacity, total <= capacity, capacity - total, megatron.formula_bytes(static), notes
     )
 
 
@@ -247,38 +250,23 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
-    weight = max(d.size // (d.shape[0] * layout.tensor) for d in declared if d.is_hidden_matrix)
+    matrices = [d for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack]
+    weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
     block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
-    block += weight * (multiplied + 4)
+    block += max(weight * (multiplied + 4), expert_rows.matrix_entries(static, backend) * (width + 4))
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:
         chunk = _parameter_bytes(static, rules.stage_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
-    block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
+    block -= min(block, estimated_activations.bytes_outside_blocks(static) * rows)
     if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
     block += state_lib.host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return max(0, max(block, head) - _logits_bytes(static, backend))
-
-
-def _formula_bytes(static: Static) -> int:
-    """Activations of the first stage by Korthikanti et al. 2022: of a GPT with dropout, so ours differ."""
-    layout, shape = static.layout, static.model
-    gpt = megatron.GptShape(
-        shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
-    )
-    remat = shape.remat if layout.stage == 1 else "full"
-    how = pick({"none": "none", "dots": "selective", "full": "full"}, "model.remat", remat, "formula of memory")
-    layer = megatron.layer_bytes(
-        gpt, saved_activations.rows_per_device(static), layout.tensor, shape.sequence_parallel, how
-    )
-    layers = layout.stage * math.ceil(shape.n_layers / layout.stage)
-    held = megatron.layers_in_flight(layers, layout.stage, layout.microbatches, layout.schedule, layout.rounds)
-    return round(layer * held)
 
 
 def _memory_notes(static: Static) -> list[str]:

@@ -18,20 +18,28 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
-from scalelab.config.choices import pick
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds
 from scalelab.model.declare import Declaration, with_variables
 from scalelab.model.products.saved import keep_all
-from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, kinds, select_layers
+from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, select_layers
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import block_products
+from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
-from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes, trace_for_platform
+from scalelab.sharding import (
+    BATCH_AXES,
+    GatheredWeight,
+    activation_spec,
+    residual_axes,
+    target_platform,
+    trace_for_platform,
+)
 from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
@@ -50,7 +58,7 @@ class SavedActivations:
 
 
 def count_saved_activations(static: Static) -> SavedActivations:
-    """What the whole model's backward keeps, for a layout without stages (`layout.stage` is disregarded)."""
+    """What the whole model's backward keeps; `layout.stage` is disregarded."""
     return _traced_activations(_canonical_static(static), whole=True)
 
 
@@ -68,58 +76,47 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
         return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
-    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context))
+    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
+    alone = dataclasses.replace(canonical, layout=few, global_batch=2 * ROWS)
     sums = {True: 0, False: 0}
-    for grows, size, axes in _block_parts(dataclasses.replace(canonical, layout=few), recomputed):
+    for grows, size, axes in _block_parts(alone, recomputed):
         split = [axis for axis in axes if axis in ("tensor", "context")]
         whole = size * math.prod(getattr(few, axis) for axis in split)
         sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
-    return SavedActivations(sums[True] // ROWS, sums[False])
+    return SavedActivations(sums[True] // ROWS + _buffered_bytes(static, recomputed), sums[False])
 
 
-def estimate_saved_activations(static: Static) -> SavedActivations:
-    """`count_saved_activations` within some 15 %, for who compares many layouts: nothing is traced but a block.
+def _buffered_bytes(static: Static, recomputed: bool) -> int:
+    """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
 
-    Layers under `full` keep the stream, under `dots` besides the outputs of all their products but the last, in the
-    format of activations, under `none` what a block keeps; besides what lies outside, and the head's gradient.
+    Rows as they arrive, and the first products' results; where `fsdp` splits no weights, rows as they are sorted. The
+    working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
     """
-    shape = static.model
-    each_kind = kinds(shape).items()
-    grown = sum(depth * _estimate_layer(dataclasses.replace(static, model=kind)) for kind, depth in each_kind)
-    return SavedActivations(
-        grown + bytes_outside_blocks(static), 4 * shape.d_model * shape.vocab_size // static.layout.tensor
-    )
+    shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
+    routed = [p for p in block_products(shape) if p.experts]
+    if layout.expert == 1 or not routed:
+        return 0
+    platform, each = target_platform(), array_dtype(policy.compute).itemsize
+    units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
+    hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
+
+    def held(static: Static) -> float:
+        arrived = expert_rows.device_buffers(static)
+        sorted_rows = expert_rows.held_rows(static, platform)
+        rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
+        return rows + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
+
+    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
+    more = held(static) - held(dataclasses.replace(static, layout=apart))
+    return max(0, math.ceil(more / sequences_per_device(static)))
 
 
-def _estimate_layer(static: Static) -> int:
-    """Bytes that a layer of a model of one kind keeps of a sequence."""
-    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width, each = array_dtype(policy.residual).itemsize, array_dtype(policy.compute).itemsize
-    tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
-    stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
-    products = [product for product in block_products(shape) if not product.of_constant]
-    wide = sum(math.prod(size for _, size in p.outs) for p in products if not p.into_stream)
-    added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
-    layer = {"full": width * stream, "dots": (width + each * added) * stream + each * tokens * wide // tensor}
-    if shape.remat == "none":
-        # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
-        keeps_input = shape.norm_place == "before" or width == each
-        layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
-    each_layer: int = pick(layer, "model.remat", shape.remat, "estimate of memory")
-    return each_layer
-
-
-def bytes_outside_blocks(static: Static) -> int:
-    """Bytes a sequence keeps outside the blocks: the look-up's mask and rows, the final norm's input and output."""
-    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
-    tokens = math.ceil(shape.seq_len / layout.context)
-    stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
-    return 5 * tokens * shape.d_model + width * stream
+def sequences_per_device(static: Static) -> float:
+    """Sequences of a micro-batch on a device: less than one where a plan splits one between replicas."""
+    return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
 
 
 def _smallest_divisor(devices: int) -> int:
-    """The smallest number of devices above one that divides as many."""
     return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
 
 
@@ -133,10 +130,13 @@ def rows_per_device(static: Static) -> int:
 def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
     layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
-    mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
+    mesh = Layout(
+        data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
+        zero=layout.zero if static.model.n_experts else 3,
+    )  # fmt: skip
     return dataclasses.replace(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
-        global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
+        global_batch=2 * layout.expert * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
     )  # fmt: skip
 
 
@@ -147,20 +147,22 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
         return -(-size // parts) * parts
 
     keys = up(shape.n_kv_heads, layout.tensor)
+    widths: Any = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
     return dataclasses.replace(
         shape,
+        **widths,
         n_kv_heads=keys,
         n_heads=up(shape.n_heads, keys),
-        d_ff=up(shape.d_ff, layout.tensor),
-        vocab_size=up(shape.vocab_size, layout.tensor),
+        n_experts=up(shape.n_experts, layout.expert),
         seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
     )
 
 
 @functools.cache
 def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
-    if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
-        programs = [dataclasses.replace(static, global_batch=rows) for rows in (1, 2)]
+    layout = static.layout
+    if layout.devices == 1 or static.model.n_experts:  # what grows with the batch is told by the sums of two programs
+        programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
     residuals = vjp_residuals(static, whole, recomputed)
@@ -172,10 +174,14 @@ def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -
 def _block_parts(static: Static, recomputed: bool) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
     residuals = vjp_residuals(static, False, recomputed)
-    return tuple(
-        (_grows_with_rows(x), _device_bytes(x), tuple(axis for axes in _axes_by_dimension(x) for axis in axes))
-        for x in residuals
-    )
+    split = [tuple(axis for axes in _axes_by_dimension(x) for axis in axes) for x in residuals]
+    if not static.model.n_experts:
+        return tuple((_grows_with_rows(x), _device_bytes(x), axes) for x, axes in zip(residuals, split, strict=True))
+    # Rows of experts stand one behind the other along one axis, so two programs tell: of as many rows, and of twice.
+    twice = vjp_residuals(dataclasses.replace(static, global_batch=2 * static.global_batch), False, recomputed)
+    sizes = [(_device_bytes(x), _device_bytes(y)) for x, y in zip(residuals, twice, strict=True)]
+    grown = [(True, two - one, axes) for (one, two), axes in zip(sizes, split, strict=True)]
+    return (*grown, *((False, 2 * one - two, axes) for (one, two), axes in zip(sizes, split, strict=True)))
 
 
 def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:

@@ -29,6 +29,7 @@ from scalelab.train.step.update.per_layer import refusals
 
 # Config keys that leave the numbers of a training as they are, to rounding: all others change them.
 SAME_NUMBERS = ("train.accumulate", "model.remat", "parallel.", "train.updates", "train.moments")
+DROPS = "parallel.expert_buffer"  # what goes to an expert beyond it is left out
 COUNTED = 4  # exact counts of memory in the search for the rest of a mesh
 LARGEST_FACTOR = 1024  # times the devices asked, in the search for how many fit
 
@@ -44,7 +45,7 @@ class Candidate:
     @property
     def alters(self) -> tuple[str, ...]:
         """The changed keys that give a training other numbers, beyond rounding."""
-        return tuple(key for key in self.changes if not key.startswith(SAME_NUMBERS))
+        return tuple(key for key in self.changes if key == DROPS or not key.startswith(SAME_NUMBERS))
 
 
 def find_refusal(static: Static) -> str | None:
@@ -100,7 +101,7 @@ def fill_mesh(
     Of the first COUNTED options that seem to fit the first that does, else the fastest.
     """
     before = config_lib.static(config)
-    free = next((axis for axis in ("data", "fsdp", "tensor", "context", "stage") if axis not in asked), None)
+    free = next((axis for axis in ("data", "fsdp", "tensor", "context", "stage", "expert") if axis not in asked), None)
     if free is None:
         return None
     sizes: dict[str, Any] = {free: devices // math.prod(asked.values())} | asked

@@ -23,6 +23,8 @@ from scalelab.precision.policy import FP32
 from scalelab.sharding import SPLIT_BY_TENSOR, without_mesh
 
 STREAM = ("embed",)  # the axes of the residual stream
+EXPERTS = "experts"
+ROUTER = (EXPERTS,)  # the axes of a router's results
 OUTSIDE = ((("vocab",), STREAM), (("seq",), STREAM), (STREAM, ("vocab",)))  # embedding, learned positions, head
 
 
@@ -34,7 +36,8 @@ class Product:
     of it. `input_id`: products with the same one multiply the same value. `sources`: the products of declared matrices
     and of activations from which its input is computed elementwise; 0 if the input is such a result as it is.
     `upstream`: names of the products that its input depends on within the block, up to the residual stream.
-    `recomputed`: a backward that keeps only the block's input needs its result.
+    `recomputed`: a backward that keeps only the block's input needs its result. `experts`: of so many matrices each
+    token takes its experts' (0: one for all).
     """
 
     name: str
@@ -45,6 +48,12 @@ class Product:
     sources: int
     upstream: tuple[str, ...]
     recomputed: bool
+    experts: int = 0
+
+    @property
+    def routes(self) -> bool:
+        """Whether its results choose experts: the router's, in fp32 under every policy (model/experts/experts.py)."""
+        return tuple(axis for axis, _ in self.outs) == ROUTER
 
     @property
     def into_stream(self) -> bool:
@@ -94,7 +103,6 @@ def block_products(shape: ModelShape) -> tuple[Product, ...]:
 @functools.cache
 def _derived(shape: ModelShape) -> tuple[Product, ...]:
     declared = {name: _of_layer(d) for name, d in named_leaves(_declared_blocks(shape)).items()}
-    _refuse_experts(declared)
     _refuse_outside(shape)
     dots = _block_dots(shape, backward=False)
     of_weight = _dots_by_weight(declared, dots)
@@ -102,6 +110,7 @@ def _derived(shape: ModelShape) -> tuple[Product, ...]:
     names = _short_names(declared)
     index = {dot.id: name for name, dot in of_weight.items()}
     inputs = list(dict.fromkeys(_activation(dot, declared).id for dot in of_weight.values()))
+    routers = {dot.id for name, dot in of_weight.items() if declared[name].outs == ROUTER}
     products = []
     for name, dot in of_weight.items():
         given, declaration = _activation(dot, declared), declared[name]
@@ -114,22 +123,19 @@ def _derived(shape: ModelShape) -> tuple[Product, ...]:
                 outs=_outs(declaration),
                 of_constant=of_constant,
                 input_id=inputs.index(given.id),
-                sources=0 if given.id in {d.result for d in dots} else len(given.dots),
+                sources=0 if given.id in {d.result for d in dots} else len(given.dots - routers),
                 upstream=tuple(names[index[i]] for i in _upstream(dot, dots, declared, index) if i in index),
                 recomputed=passes[name] > backward_uses,
+                experts=_count_experts(declaration),
             )
         )
     _refuse_unknown_products(shape, dots, of_weight)
     return tuple(products)
 
 
-def _refuse_experts(declared: dict[str, Declaration]) -> None:
-    """Refuse routed experts: each takes a part of the tokens, so time, memory and exchange would be wrong."""
-    if names := [name for name, declaration in declared.items() if "experts" in declaration.stack]:
-        raise BadInput(
-            f"{names[0]} is of routed experts, whose time, memory and exchange the planner does not know; "
-            "nearest: scalelab recipe, which counts parameters and FLOPs, or model.block=sequential and n_experts=0"
-        )
+def _count_experts(declaration: Declaration) -> int:
+    """The number of experts that have a matrix each; 0 of any other parameter."""
+    return declaration.shape[declaration.stack.index(EXPERTS)] if EXPERTS in declaration.stack else 0
 
 
 def _declared_blocks(shape: ModelShape) -> Any:
@@ -142,9 +148,9 @@ def _of_layer(declaration: Declaration) -> Declaration:
 
 
 def _outs(declaration: Declaration) -> tuple[tuple[str, int], ...]:
-    """Out axes with their sizes; the parts of a fused projection are outs, too."""
+    """Out axes with their sizes; the parts of a fused projection are outs, too, and of experts each token has one."""
     start = len(declaration.stack)
-    parts = zip(declaration.stack, declaration.shape[:start], strict=True)
+    parts = (part for part in zip(declaration.stack, declaration.shape[:start], strict=True) if part[0] != EXPERTS)
     outs = zip(declaration.outs, declaration.shape[start + len(declaration.ins) :], strict=True)
     return (*parts, *outs)
 
@@ -158,10 +164,11 @@ def _short_names(declared: dict[str, Declaration]) -> dict[str, str]:
 
 @functools.cache
 def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
-    """The products of one block's program on one sequence; `backward`: with its gradients, everything recomputed."""
+    """The products of one block's program on `_traced_sequences`; `backward`: with its gradients, all recomputed."""
+    shape, sequences = _traced_sequences(shape)
     weights = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape[1:], jnp.float32), _declared_blocks(shape))
     variables = transformer.variable_shapes(shape).get("blocks", {})
-    x_BSD = jax.ShapeDtypeStruct((1, shape.seq_len, shape.d_model), jnp.float32)
+    x_BSD = jax.ShapeDtypeStruct((sequences, shape.seq_len, shape.d_model), jnp.float32)
     first = stacks.select_layers(stacks.all_layer_flags(shape), 0)
 
     def forward(weights: Any, x_BSD: jax.Array) -> Any:
@@ -176,6 +183,11 @@ def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
     with without_mesh():
         jaxpr = jax.make_jaxpr(both if backward else forward)(weights, x_BSD).jaxpr
     return trace_dots(jaxpr, [*named_leaves(weights), "x"])
+
+
+def _traced_sequences(shape: ModelShape) -> tuple[ModelShape, int]:
+    """(the shape of the program that is traced, its sequences): one, but as many as give experts whole slots."""
+    return count.with_whole_slots(shape) if shape.n_experts else (shape, 1)
 
 
 def _weights(dot: Dot, declared: dict[str, Declaration]) -> list[str]:
@@ -247,18 +259,19 @@ def _refuse_outside(shape: ModelShape) -> None:
 
 def _refuse_unknown_products(shape: ModelShape, dots: tuple[Dot, ...], of_weight: dict[str, Dot]) -> None:
     """Refuse products of activations beside attention's, and FLOPs of the program that no planned product holds."""
-    weighted = {dot.id for dot in of_weight.values()}
+    weighted, sequences = {dot.id for dot in of_weight.values()}, _traced_sequences(shape)[1]
     others = [dot for dot in dots if dot.id not in weighted]
-    each = 2.0 * shape.seq_len**2 * shape.n_heads
+    each = 2.0 * sequences * shape.seq_len**2 * shape.n_heads
     known = each * (shape.d_key * (2 if shape.position == "relative" else 1) + shape.d_value)
     if sum(dot.flops for dot in others) != known:
         listed = ", ".join(f"{dot.flops:.3g} FLOPs at {dot.scope}" for dot in others)
         raise BadInput(
             f"the plan can't derive a block's products of activations with each other ({listed}): it knows "
-            f"those of attention, of queries with keys and of weights with values, {known:.3g} FLOPs a sequence"
+            f"those of attention, of queries with keys and of weights with values, {known:.3g} FLOPs"
         )
     head = 2.0 * shape.seq_len * shape.d_model * shape.vocab_size
-    trained = sum(dot.flops * (3 if _depends(dot) else 2) for dot in dots) * shape.n_layers + 3 * head
+    block = sum(dot.flops * (3 if _depends(dot) else 2) for dot in dots) / sequences
+    trained = block * shape.n_layers + 3 * head
     walked = count.walked_flops(shape, "none")
     if not math.isclose(trained, walked, rel_tol=1e-9):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""One device's share of a step, of the device that has most to do; and the type of one operation on it."""
+"""One device's share of a step, of the device that has most to do; the type of an operation on it; idle stages."""
 
 import dataclasses
 import functools
@@ -8,10 +8,13 @@ import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
+from scalelab.model.count import EXPERTS
+from scalelab.model.declare import Declaration
 from scalelab.model.stacks import kinds, stacks
+from scalelab.parallel.stages.assignment import assign_layers
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
-from scalelab.plan.step.bubble import stage_layers
+from scalelab.parallel.stages.ticks import predicted_bubble
 from scalelab.sharding import SPLIT_BY_TENSOR
 
 
@@ -19,7 +22,8 @@ from scalelab.sharding import SPLIT_BY_TENSOR
 class DeviceShare:
     """Work of the device that has most: its layers, its micro-batches a step, the tokens of one micro-batch.
 
-    `parameters`: those it multiplies once they are gathered over fsdp. `last_layers`: of the stage with the head.
+    `parameters`: those it multiplies once they are gathered over fsdp, `expert_parameters` of them of routed experts,
+    which `expert` splits. `last_layers`: of the stage with the head.
     `ends`: 1 where the stage with most layers holds embedding and head too, without a pipeline, else 0.
     """
 
@@ -30,6 +34,7 @@ class DeviceShare:
     heads: float
     key_heads: float
     parameters: float
+    expert_parameters: float
     ends: int
 
 
@@ -59,7 +64,7 @@ def fullest_device_share(static: Static) -> DeviceShare:
     pipelined = layout.stage > 1
     microbatches = static.accumulate * (layout.microbatches if pipelined else 1)
     rows = static.global_batch / (layout.batch_parts * microbatches)
-    blocks, rest = _parameter_counts(shape.plain, layout.tensor)
+    blocks, rest, experts = _parameter_counts(shape.plain, layout.tensor, layout.expert)
     return DeviceShare(
         layers=fullest,
         last_layers=last,
@@ -68,6 +73,7 @@ def fullest_device_share(static: Static) -> DeviceShare:
         heads=shape.n_heads / layout.tensor,
         key_heads=max(1.0, shape.n_kv_heads / layout.tensor),
         parameters=blocks * fullest / shape.n_layers + rest,
+        expert_parameters=experts * fullest / shape.n_layers,
         ends=0 if pipelined else 1,
     )
 
@@ -85,7 +91,7 @@ def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
 def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
-    blocks, rest = _parameter_counts(static.model.plain, layout.tensor)
+    blocks, rest, _ = _parameter_counts(static.model.plain, layout.tensor, layout.expert)
     even = has_even_stages(static.model, layout)  # else all stages have an equal part of each layer
     parameters = fullest_device_share(static).parameters if even else blocks / layout.stage + rest
     return parameters / (layout.fsdp if layout.zero >= zero else 1)
@@ -96,20 +102,60 @@ def params_in_slots(static: Static) -> float:
     shape, layout = static.model, static.layout
     declared, tables = transformer.parameter_declarations(shape.plain), layer_tables(shape, layout)
     of_stacks = (
-        _held(declared[stack.name], layout.tensor) / stack.depth * layout.rounds * table.shape[2]
+        _held(declared[stack.name], layout.tensor, layout.expert) / stack.depth * layout.rounds * table.shape[2]
         for stack, table in zip(stacks(shape), tables, strict=True)
     )
     return sum(of_stacks) / (layout.fsdp if layout.zero >= 3 else 1)
 
 
 @functools.cache
-def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
-    """(parameters of all blocks, of the rest), on one device of `tensor`."""
+def _parameter_counts(shape: ModelShape, tensor: int, expert: int) -> tuple[float, float, float]:
+    """(parameters of all blocks, of the rest, of routed experts), on one device of `tensor` and `expert`."""
     declared = transformer.parameter_declarations(shape)
-    blocks = _held([declared[stack.name] for stack in stacks(shape)], tensor)
-    return blocks, _held(declared, tensor) - blocks
+    in_stacks = [declared[stack.name] for stack in stacks(shape)]
+    routed = [d for d in jax.tree.leaves(in_stacks) if EXPERTS in d.stack]
+    blocks = _held(in_stacks, tensor, expert)
+    return blocks, _held(declared, tensor, expert) - blocks, _held(routed, tensor, expert)
 
 
-def _held(tree: object, tensor: int) -> float:
-    """Parameters of declarations on one device of `tensor`."""
-    return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in jax.tree.leaves(tree))
+def _held(tree: object, tensor: int, expert: int) -> float:
+    """Parameters of declarations on one device of `tensor` and `expert`."""
+
+    def parts(d: Declaration) -> int:
+        return (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) * (expert if EXPERTS in d.stack else 1)
+
+    return sum(d.size / parts(d) for d in jax.tree.leaves(tree))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bubble:
+    """`over_ideal` is idle time over busy time, Narayanan's convention; `of_total` the same over all time, GPipe's."""
+
+    over_ideal: float
+    of_total: float
+    fullest_layers: int  # layers of the stage that has most
+    imbalance: float  # its layers over the mean's, less one: what uneven stages add to the busy time
+
+
+def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
+    """The bubble of a pipeline of `layout.stage` stages; with one stage everything is zero.
+
+    (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds;
+    GPipe and 1F1B have the same bubble. The trainer has no ZB-H1, which fills it with gradients of weights.
+    """
+    stages, rounds = layout.stage, layout.rounds
+    of_total = predicted_bubble(stages, layout.microbatches, rounds)
+    fullest, _ = stage_layers(n_layers, stages, rounds)
+    return Bubble(of_total / (1 - of_total), of_total, fullest, fullest * stages / n_layers - 1)
+
+
+def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]:
+    """(slots of a stage, layers of the last one): stages wait for each other, so an empty slot is idle time.
+
+    Both ends get fewer layers if they don't divide, as in Llama 3: 126 over 16 stages are 8 each, and 7 on the first
+    and the last, which hold embedding and head (Dubey et al. 2024, section 3.3.2).
+    """
+    if stages == 1:  # `rounds` means nothing then
+        return n_layers, n_layers
+    slots = assign_layers((n_layers,), stages, rounds)
+    return rounds * slots.depth, int(slots.layers_by_stage[-1])

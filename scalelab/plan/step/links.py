@@ -54,14 +54,21 @@ def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = 
     chip, size = machine.chip, size or devices_within_node(layout, machine, axis)
     if kind == "send":
         return machine.node_bytes_per_s if crosses_nodes(layout, machine, axis) else chip.link_bytes_per_s
-    fast = chip.link_bytes_per_s
-    if chip.links > SWITCHED:
-        fast *= 2 if closes_ring(machine, size) else 1
-        fast *= torus_dimensions(layout, machine, axis)
+    fast = domain_bytes_per_s(layout, machine, axis, size)
     if not crosses_nodes(layout, machine, axis):
         return fast
     network = devices_within_node(layout, machine, axis) * machine.node_bytes_per_s
     return min(fast, network) if devices_within_node(layout, machine, axis) > 1 else network
+
+
+def domain_bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None) -> float:
+    """What a device sends a second along `axis` within a node (of TPUs: a slice)."""
+    size = size or devices_within_node(layout, machine, axis)
+    fast = machine.chip.link_bytes_per_s
+    if machine.chip.links > SWITCHED:
+        fast *= 2 if closes_ring(machine, size) else 1
+        fast *= torus_dimensions(layout, machine, axis)
+    return fast
 
 
 def closes_ring(machine: Machine, size: int) -> bool:

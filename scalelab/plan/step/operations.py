@@ -16,7 +16,7 @@ from scalelab.model.stacks import count_local_layers
 from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step import update
+from scalelab.plan.step import expert_rows, update
 from scalelab.plan.step.block_products import Product, block_products
 from scalelab.plan.step.device_share import Operation, fullest_device_share, layers_by_kind
 from scalelab.plan.step.efficiency import machine_platform
@@ -37,9 +37,9 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
     again, operations = static.updates_layers, []
     for kind, layers in layers_by_kind(static):
         block = [
-            *_block_products(kind, traits),
+            *_block_products(kind, machine, traits),
             *_attention_operations(kind, machine, traits),
-            *_elementwise_operations(kind, traits),
+            *_elementwise_operations(kind, machine, traits),
         ]
         runs = layers * of.microbatches
         operations += [
@@ -61,30 +61,44 @@ def attention_kind(static: Static, machine: Machine) -> str:
     return kernel.removeprefix("ring of ")
 
 
-def _block_products(static: Static, traits: SystemTraits) -> list[Operation]:
+def _block_products(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
     """A block's products: forward, once more if recomputed, and two backward, of inputs and of weights."""
-    products = block_products(static.model)
     operations = [
-        op for product in products if not product.of_constant for op in _product_operations(static, traits, product)
+        op
+        for product in block_products(static.model)
+        if not product.of_constant
+        for op in _product_operations(static, traits, product, product_rows(static, machine, traits, product))
     ]
     return operations + (_distance_operations(static, traits) if static.model.position == "relative" else [])
 
 
-def _product_operations(static: Static, traits: SystemTraits, product: Product) -> list[Operation]:
-    """One product with a weight, forward and backward, and the rounding of its operands."""
+def product_rows(static: Static, machine: Machine, traits: SystemTraits, product: Product) -> tuple[float, int]:
+    """(rows that a product multiplies on a device in a micro-batch, matrices between which they are divided)."""
+    if product.experts:
+        platform = machine_platform(machine)
+        matrices = expert_rows.count_matrices(static, platform, traits)
+        return expert_rows.multiplied_rows(static, platform, traits), matrices
+    return fullest_device_share(static).tokens, 1
+
+
+def _product_operations(
+    static: Static, traits: SystemTraits, product: Product, sizes: tuple[float, int]
+) -> list[Operation]:
+    """One product with a weight, forward and backward, and the rounding of its operands; `sizes`: `product_rows`."""
     policy, share, name = POLICIES[static.precision], fullest_device_share(static), product.name
+    policy = POLICIES["fp32"] if product.routes else policy
     unit, operand, a = policy.unit, array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
-    tokens, (k, n) = share.tokens, product.device_size(static.layout)
-    flops, least = 2.0 * tokens * k * n, min(tokens, k, n)
+    (tokens, matrices), (k, n) = sizes, product.device_size(static.layout)
+    flops, least, weights = 2.0 * tokens * k * n, min(tokens / matrices, k, n), k * n * matrices
     passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
-    moved = operand * (tokens * k + k * n) + a * tokens * n
+    moved = operand * (tokens * k + weights) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.
-    gradient = 4.0 * k * n * (3 if share.microbatches > 1 else 1)
+    gradient = 4.0 * weights * (3 if share.microbatches > 1 else 1)
     return [
         Operation(name, "block", unit, flops, moved, passes, least),
         Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least),
         Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + gradient, 1, least),
-        _rounding_operations(static, policy, traits, name, k, n, passes),
+        _rounding_operations(static, policy, traits, name, (tokens * k, tokens * n, weights), passes),
         *_wide_outputs(policy, traits, name, tokens * (passes * n + k)),
     ]
 
@@ -98,17 +112,20 @@ def _wide_outputs(policy: Policy, traits: SystemTraits, name: str, elements: flo
 
 
 def _rounding_operations(
-    static: Static, policy: Policy, traits: SystemTraits, name: str, k: float, n: float, passes: float
+    static: Static, policy: Policy, traits: SystemTraits, name: str, sizes: tuple[float, float, float], passes: float
 ) -> Operation:
-    """The rounding of operands to the format they are multiplied in: weights for each use, fp8 activations as well."""
-    layout, tokens = static.layout, fullest_device_share(static).tokens
+    """The rounding of operands to the format they are multiplied in: weights for each use, fp8 activations as well.
+
+    `sizes`: of the input, of the result, of the weight.
+    """
+    layout, (given, made, weights) = static.layout, sizes
     operand, a = array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
     uses = passes + 1
     casts = traits.casts and operand < 4 and not gathered.gathers_once(static)  # that rounds a part, once a step
-    cast = (4 + operand) * k * n / (layout.fsdp if layout.zero >= 3 else 1) if casts else 0.0
-    sent = operand * k * n if layout.zero >= 3 and layout.fsdp > 1 else 0.0
+    cast = (4 + operand) * weights / (layout.fsdp if layout.zero >= 3 else 1) if casts else 0.0
+    sent = operand * weights if layout.zero >= 3 and layout.fsdp > 1 else 0.0
     reads = 1 if policy.scaling == "delayed" else 2  # for amax and to round: of delayed scaling one pass does both
-    scaled = (reads * a + operand) * tokens * (passes * k + n) if policy.scaling else 0.0
+    scaled = (reads * a + operand) * (passes * given + made) if policy.scaling else 0.0
     return Operation(f"{name}, rounding", "block", "", 0.0, uses * (cast + sent) + scaled, 1)
 
 
@@ -173,7 +190,7 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     return ops
 
 
-def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operation]:
+def _elementwise_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
     """Norms with residual sums, rotations and activations, in passes over memory; backward with derivatives."""
     shape, layout, of, policy = static.model, static.layout, fullest_device_share(static), POLICIES[static.precision]
     a, r, again = (
@@ -188,18 +205,35 @@ def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operat
     turned = of.tokens * (of.heads + key_heads) * shape.d_rotated if shape.position == "rope" else 0.0
     # Activations and gates: each source of a product's input is read and the input written; backward the sources and
     # the input's gradient are read and the sources' gradients written.
-    inner = [p for p in products if p.sources and not p.from_stream]
-    written = sum((p.sources + 1) * (of.tokens * p.device_size(layout)[0]) for p in inner)
-    derived = sum((2 * p.sources + 1) * (of.tokens * p.device_size(layout)[0]) for p in inner)
+    inner = [
+        (p.sources, product_rows(static, machine, traits, p)[0] * p.device_size(layout)[0])
+        for p in products
+        if p.sources and not p.from_stream
+    ]
+    written = sum((sources + 1) * size for sources, size in inner)
+    derived = sum((2 * sources + 1) * size for sources, size in inner)
     # A sum with its norm reads two streams and writes two, once a branch; backward it reads three and writes two. Half
     # of them are the residual stream, half what layers take and give.
     forward = a * (2 * branches * streams + 2 * turned + written) + r * 2 * branches * streams
     backward = a * (2.5 * branches * streams + 2 * turned + derived) + r * 2.5 * branches * streams
-    passes = 1 + (again != "none")
+    passes, moved = 1 + (again != "none"), a * _moved_rows(static, machine, traits) * shape.d_model
     return [
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),
         Operation("their backward", "block", "", 0.0, backward, 1),
+        *([Operation("rows to experts and back", "block", "", 0.0, moved, passes + 1)] if moved else []),
     ]
+
+
+def _moved_rows(static: Static, machine: Machine, traits: SystemTraits) -> float:
+    """Rows of d_model read and written to sort tokens by expert and to add up outputs: 0 without experts.
+
+    An expert's row is read and written, and read once more to be added; so is each that comes from another device.
+    """
+    if not any(product.experts for product in block_products(static.model)):
+        return 0.0
+    tokens = fullest_device_share(static).tokens
+    there = expert_rows.multiplied_rows(static, machine_platform(machine), traits)
+    return 3 * there + tokens + (3 * expert_rows.sent_rows(static, traits) if static.layout.expert > 1 else 0.0)
 
 
 def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:

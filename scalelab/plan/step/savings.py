@@ -11,6 +11,7 @@ from scalelab.plan.step.efficiency import Efficiency, machine_platform
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.time import step_time
 
+BEST = {"fused_attention": "all", "sends_hidden": True}  # of these Megatron's is not the best
 TRAIT_DESCRIPTIONS = {
     "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
@@ -26,6 +27,10 @@ TRAIT_DESCRIPTIONS = {
     "block_passes": "passes over the logits of attention in blocks fused as far as they can be",
     "wide_outputs": "products that come in the activations' format",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
+    "grouped_products": "products of experts that end with their rows, not with the buffers",
+    "sends": "tokens sent over the network once to each node that holds any of their experts",
+    "sends_hidden": "rows of experts sent behind computing",
+    "imbalance": "experts whose loads are even",
 }
 
 
@@ -36,7 +41,7 @@ def cost_of_traits(
     planned_s = step_time(static, machine, efficiency).total_s
 
     def saved_s(trait: str) -> float:
-        value: Any = "all" if trait == "fused_attention" else getattr(MEGATRON_TRAITS, trait)
+        value: Any = BEST.get(trait, getattr(MEGATRON_TRAITS, trait))
         other = dataclasses.replace(OUR_TRAITS, **{trait: value})
         return planned_s - step_time(static, machine, efficiency, other).total_s
 

@@ -48,6 +48,16 @@ class SystemTraits:
     wide_outputs: bool = False
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True
+    # model/experts/ways.py: a GPU multiplies all blocks that there is room for; a grouped product takes rows alone
+    grouped_products: bool = False
+    # model/experts/exchange.py: as many rows travel as there is room for; "copies": those of a token, once an expert;
+    # "device": once to each device that holds any of its experts; "node": over the network once to each node of these
+    sends: str = "buffers"
+    # model/experts/exchange.py: nothing is computed while rows travel
+    sends_hidden: bool = False
+    # load of the fullest device along `expert` over the mean, where products end with the load; assumed, and 1 where
+    # loads are forced to be even. Wang et al. 2024 (arXiv 2408.15664, table 2) have 1.04 of experts over many batches
+    imbalance: float = 1.1
 
 
 OUR_TRAITS = SystemTraits()
@@ -64,6 +74,9 @@ MEGATRON_TRAITS = SystemTraits(
     passes=1.0,
     block_passes=1.0,
     casts=False,
+    grouped_products=True,
+    sends="node",
+    imbalance=1.0,
 )
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)

@@ -7,20 +7,20 @@ states; a collective what a ring takes. Of the traffic that nothing waits for, a
 import dataclasses
 import math
 
-from scalelab.config import Layout, Static
+from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability, host_bytes_per_s, unit_flops
 from scalelab.model import count
 from scalelab.model.attention.kernels import documents_limit
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step import links, operations
-from scalelab.plan.step.bubble import pipeline_bubble
-from scalelab.plan.step.device_share import Operation, fullest_device_share
+from scalelab.plan.step import expert_rows, links, operations
+from scalelab.plan.step.device_share import Operation, fullest_device_share, pipeline_bubble
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
 from scalelab.precision.policy import POLICIES
+from scalelab.sharding import EXPERT_AXIS
 from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
@@ -161,7 +161,7 @@ def _step_parts(
     at = at | {name: at[name] * at["measured"] for name in RATES}
     (compute, hbm), update = _compute_seconds(static, machine, ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
-    durations = [(move, _transfer_s(layout, machine, move, at["network"])) for move in moves]
+    durations = [(move, _transfer_s(static, machine, move, at["network"])) for move in moves]
     for move, took in durations:
         (hideable if move.hidden else waited)[move.axis] += took
     # Behind computing, as far as there is computing to hide behind.
@@ -169,7 +169,9 @@ def _step_parts(
     left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
     exposed = {axis: waited[axis] + left * hideable[axis] for axis in MESH_AXES}
     sends = exposed["stage"] - sum(took for move, took in durations if _is_between_steps(move))
-    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends
+    rows = sum(took for move, took in durations if move.axis == EXPERT_AXIS and move.kind == "all-to-all")
+    rows *= exposed[EXPERT_AXIS] / (waited[EXPERT_AXIS] + hideable[EXPERT_AXIS]) if rows else 0.0
+    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends + rows
     bubble_s = lost * ticking
     return {
         "compute_s": compute + update[0],
@@ -181,8 +183,11 @@ def _step_parts(
     }
 
 
-def _transfer_s(layout: Layout, machine: Machine, move: Transfer, share: float) -> float:
+def _transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
     """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
+    layout = static.layout
+    if move.axis == EXPERT_AXIS and move.kind == "all-to-all":
+        return move.times * expert_rows.exchange_s(static, machine, move.whole_bytes, move.once_a_node, share)
     speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * share
     return move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
 
@@ -245,11 +250,31 @@ def describe_assumptions(
             "tensor's collectives are waited for, but those that a forward sends in parts; overlap is the share of "
             "these and of all others' that goes on behind computing"
         )
+    if static.model.n_experts:
+        lines += _describe_experts(static, machine, traits)
     if layout.stage > 1:
         lines += _describe_pipeline(static)
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
+
+
+def _describe_experts(static: Static, machine: Machine, traits: SystemTraits) -> list[str]:
+    """What experts multiply beside their rows, and what is sent to them and back."""
+    factor = expert_rows.row_factor(static, machine_platform(machine), traits)
+    loads = f", the fullest device {traits.imbalance:g} times the mean, assumed" if static.layout.expert > 1 else ""
+    lines = [f"experts: products multiply {factor:.3g} times the useful rows (blocks and buffers filled up{loads})"]
+    moves = [move for move in step_transfers(static, traits) if move.axis == EXPERT_AXIS and move.kind == "all-to-all"]
+    parts = [expert_rows.split_by_domain(static, machine, move.whole_bytes, move.once_a_node) for move in moves]
+    near, far = (
+        sum(move.times * part[i] for move, part in zip(moves, parts, strict=True)) / 1e9 for i in (0, 1)
+    )  # fmt: skip
+    if moves:
+        lines.append(
+            f"experts: all-to-all of {near + far:,.4g} GB a device and step, of them {far:,.4g} GB over the network "
+            "between nodes"
+        )
+    return lines
 
 
 def _describe_pipeline(static: Static) -> list[str]:

@@ -11,11 +11,13 @@ import jax
 
 from scalelab.config import ModelShape, Static
 from scalelab.model.attention.ring import ring_stretches
+from scalelab.model.experts.exchange import gathered_form
 from scalelab.model.stacks import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES
+from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind, params_in_slots
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -28,7 +30,8 @@ GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in f
 class Transfer:
     """A collective along `axis`: `whole_bytes` of the array once gathered (or before it is scattered), `times` a step.
 
-    `hidden`: computing that doesn't wait for it can go on meanwhile.
+    `hidden`: computing that doesn't wait for it can go on meanwhile. `once_a_node`: of an exchange of experts' rows,
+    whether a token crosses the network once for each node that it goes to (`expert_rows.split_by_domain`).
     """
 
     axis: str
@@ -37,11 +40,12 @@ class Transfer:
     times: float
     hidden: bool
     what: str
+    once_a_node: bool = False
 
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All transfers of a step of the device that has most; axes of one device have none."""
-    kinds = _tensor_transfers, _weight_transfers, _ring_transfers, _stage_transfers
+    kinds = _tensor_transfers, _weight_transfers, _expert_transfers, _ring_transfers, _stage_transfers
     transfers = [transfer for list_transfers in kinds for transfer in list_transfers(static, traits)]
     return tuple(t for t in transfers if t.times and getattr(static.layout, t.axis) > 1)
 
@@ -66,6 +70,7 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
     summed = max(traits.summed_bytes, width) if wide or policy.scaling == "block" else width
     again = recompute_policy(static, traits) == "full"
     products = [product for product in block_products(shape) if not product.of_constant]
+    routed, products = [p for p in products if p.experts], [p for p in products if not p.experts]
     rows, columns = [p for p in products if p.splits_ins], [p for p in products if p.splits_outs]
     # Products of one input send one gradient of it where a system joins them, and their branches give one sum.
     joined = len({p.input_id for p in columns})
@@ -84,6 +89,18 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
         Transfer(
             "tensor", "all-reduce", (summed if wide else width) * elements, edges, False, "gradient of the head's input"
         ),
+        # model/experts/exchange.py: whole sequences, once they are back; no policy computes them again but a pipeline's
+        Transfer(
+            "tensor",
+            "all-reduce",
+            summed * elements,
+            bool(routed) * runs * (1 + _resends(static, traits)),
+            False,
+            "experts' sums",
+        ),
+        Transfer(
+            "tensor", "all-reduce", returned * elements, bool(routed) * runs, False, "gradients of experts' inputs"
+        ),
     ]
     if not shape.sequence_parallel:
         return [
@@ -92,8 +109,9 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
             *ends,
         ]
     # Forward and of gradients; before the head and of the gradient of the embedding.
-    forward = outs * (1 + again) * runs
-    gathers = forward + outs * runs + 2 * edges
+    alone = bool(routed) and not shape.n_shared_experts  # the router's input is gathered for the routed experts alone
+    forward = (outs + alone) * (1 + again) * runs
+    gathers = forward + (outs + alone) * runs + 2 * edges
     # Of a forward's parts the first that is gathered and the last that is added up are waited for.
     hidden = 1 - 1 / (_count_parts(static) if traits.in_parts else 1)
     return [
@@ -119,12 +137,14 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     if traits.reduced_once and not apart:
         each = static.accumulate if layout.stage > 1 else 1
     small = GRADIENT_BYTES * _small_parameters(static.model)  # gains, biases, positions: after each micro-batch
-    parameters, updated = of.parameters, of.parameters * 4.0
-    transfers = []
+    parameters, updated, routed = of.parameters, of.parameters * 4.0, of.expert_parameters
+    by_layer = expert_rows.gathers_experts(static)  # a step's copies leave experts out
+    transfers = _gathered_experts(static, routed, traits) if by_layer else []
+    held = parameters - routed if by_layer else parameters
     if zero >= 3:
         # model/sums/cross_entropy.py gathers the head once for both passes; model/layers.py sends an embedding's rows,
         # not the table.
-        head, layers, rows = _tables(static, parameters)
+        head, layers, rows = _tables(static, held)
         scattered = GRADIENT_BYTES * (layers + head)
         transfers += [
             Transfer("fsdp", "all-gather", width * layers, 2 * of.microbatches, True, "parameters, both passes"),
@@ -133,18 +153,69 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
             Transfer("fsdp", "reduce-scatter", scattered, of.microbatches, True, "gradients"),
         ]
     elif gathered.gathers_once(static):
-        transfers += _gathered_once(static, parameters, each)
+        transfers += _gathered_once(static, held, each)
     elif zero >= 1:
         scatters = of.microbatches if zero == 2 else each
         transfers += [Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * parameters, scatters, True, "gradients")]
         transfers += [Transfer("fsdp", "all-gather", updated, 1, False, "updated parameters")]
     else:
         transfers += [Transfer("fsdp", "all-reduce", GRADIENT_BYTES * parameters, each, True, "gradients")]
-    scattered = parameters / (layout.fsdp if zero >= 2 else 1)
-    for axis in ("data", "context"):
-        transfers += [Transfer(axis, "all-reduce", GRADIENT_BYTES * scattered, each, True, "gradients")]
+    dense, routed = (
+        GRADIENT_BYTES * size / (layout.fsdp if split else 1)
+        for size, split in ((parameters - routed, zero >= 2), (routed, zero >= 2 or by_layer))
+    )
+    # model/experts/exchange.py: without a pipeline experts' gradients are summed over devices with their backward
+    often = of.microbatches if layout.stage == 1 and traits.reduced_once and not traits.grouped_products else each
+    for axis in ("data", "context", "expert"):
+        transfers += [Transfer(axis, "all-reduce", dense, each, True, "gradients")]
         transfers += [Transfer(axis, "all-reduce", small, of.microbatches - each, True, "gradients of gains")]
+        if routed and axis != "expert":
+            transfers += [Transfer(axis, "all-reduce", routed, often, True, "gradients of experts")]
     return transfers
+
+
+def _gathered_experts(static: Static, routed: float, traits: SystemTraits) -> list[Transfer]:
+    """Experts' weights, gathered along `fsdp` for each pass of a layer, and their gradients scattered, in fp32.
+
+    Ours in fp32 where fp8 takes its scale from the weight, others' as they are multiplied.
+    """
+    policy, runs = POLICIES[static.precision], fullest_device_share(static).microbatches
+    width = (array_dtype(policy.forward) if traits.grouped_products else gathered_form(policy)).itemsize
+    return [
+        Transfer("fsdp", "all-gather", width * routed, 2 * runs, True, "experts, both passes"),
+        Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * routed, runs, True, "gradients of experts"),
+    ]
+
+
+def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
+    """Tokens to the devices of their experts and the outputs back, and the gradients of both: each once.
+
+    A recomputing backward sends none again, a pipeline's stage all: it computes the whole forward anew. With the rows
+    travel their experts' numbers and weights, in fp32, and the weights' gradients back.
+    """
+    shape, layout, of = static.model, static.layout, fullest_device_share(static)
+    routed = sum(
+        layers for kind, layers in layers_by_kind(static) if any(p.experts for p in block_products(kind.model))
+    )
+    if not routed or layout.expert == 1:
+        return []
+    width, again = array_dtype(POLICIES[static.precision].compute).itemsize, _resends(static, traits)
+    rows, runs = expert_rows.sent_rows(static, traits), routed * of.microbatches
+    about = 4 * 2 * shape.experts_per_token * rows
+
+    def exchange(whole: float, times: float, what: str) -> Transfer:
+        return Transfer("expert", "all-to-all", whole, times * runs, traits.sends_hidden, what, traits.sends == "node")
+
+    return [
+        exchange(width * rows * shape.d_model, 4 + 2 * again, "experts' rows"),
+        exchange(about, 2 + again, "experts' weights"),
+    ]
+
+
+def _resends(static: Static, traits: SystemTraits) -> bool:
+    """Whether a backward sends experts' rows again: ours of a pipeline alone, others' of all that is recomputed."""
+    apart = static.layout.stage > 1 or not traits.pipeline_recomputes
+    return recompute_policy(static, traits) == "full" and apart
 
 
 def _tables(static: Static, parameters: float) -> tuple[float, float, float]:
@@ -174,9 +245,9 @@ def _gathered_once(static: Static, parameters: float, each: int) -> list[Transfe
 
 
 def _small_parameters(shape: ModelShape) -> int:
-    """Parameters whose gradients are summed over devices after each micro-batch, whatever the others' are."""
-    declared = parameter_declarations(shape)
-    return sum(each.size for each in jax.tree.leaves(declared) if not rules.is_postponed(each))
+    """Parameters, but routed experts', whose gradients are summed over devices after each micro-batch."""
+    declared = jax.tree.leaves(parameter_declarations(shape))
+    return sum(each.size for each in declared if not rules.is_postponed(each) and rules.EXPERTS not in each.stack)
 
 
 def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from scalelab.config import Layout
-from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory import estimated_activations, saved_activations
 from tests.plan.small import drawn, kept, on_eight, static_of
 from tests.quick import one_in
 
@@ -118,11 +118,11 @@ def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices
     sizes = {"d_model": 512, "n_layers": 8, "n_heads": 8, "vocab_size": 1024, "seq_len": 1024}
     for remat in REMAT:
         static = static_of(layout, model=sizes, model__remat=remat, precision__name="bf16")
-        assert saved_activations.estimate_saved_activations(static).bytes(4) == pytest.approx(
+        assert estimated_activations.estimate_saved_activations(static).bytes(4) == pytest.approx(
             saved_activations.count_saved_activations(static).bytes(4), rel=0.07
         ), remat
     wide = static_of(layout, model=sizes, model__attention="blockwise", precision__name="fp8")  # a stream in fp32
-    assert saved_activations.estimate_saved_activations(wide).bytes(4) == pytest.approx(
+    assert estimated_activations.estimate_saved_activations(wide).bytes(4) == pytest.approx(
         saved_activations.count_saved_activations(wide).bytes(4), rel=0.015
     )
     plain = dataclasses.replace(

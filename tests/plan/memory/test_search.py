@@ -10,7 +10,7 @@ from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import saved_activations, search
+from scalelab.plan.memory import estimated_activations, search
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
@@ -36,7 +36,7 @@ def card(gib):
 
 def every_plan(tree, machine):
     """(seconds, config keys) of every plan of 4 devices that the trainer takes and that fits."""
-    fast = saved_activations.estimate_saved_activations
+    fast = estimated_activations.estimate_saved_activations
     for mesh, zero, remat, sequence, rows in itertools.product(
         MESHES, range(4), ("none", "dots", "full"), (False, True), ROWS
     ):

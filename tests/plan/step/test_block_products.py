@@ -11,7 +11,7 @@ from scalelab.__main__ import main
 from scalelab.config import Layout
 from scalelab.model import count, transformer
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory import estimated_activations, saved_activations
 from scalelab.plan.run.inference import inference_memory
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.operations import step_operations
@@ -90,7 +90,7 @@ def test_a_gate_s_bytes_activations_and_sums(monkeypatch):
             for traits in (OUR_TRAITS, MEGATRON_TRAITS)
         ]
         exact = saved_activations.count_saved_activations(static).row_bytes
-        return passes, served, sums, saved_activations.estimate_saved_activations(static).row_bytes, exact
+        return passes, served, sums, estimated_activations.estimate_saved_activations(static).row_bytes, exact
 
     plain = costs()
     with forks.attention_edited(monkeypatch, forks.GATED):

@@ -4,7 +4,7 @@ import pytest
 
 from scalelab.config import Layout
 from scalelab.parallel.stages.ticks import make_tick_table
-from scalelab.plan.step.bubble import pipeline_bubble, stage_layers
+from scalelab.plan.step.device_share import pipeline_bubble, stage_layers
 
 CASES = [("gpipe", 4, 8, 1), ("1f1b", 2, 1, 1), ("1f1b", 8, 32, 1), ("circular", 2, 4, 2), ("1f1b", 4, 8, 3)]
 

@@ -1,0 +1,154 @@
+"""Rows of a device's experts in a micro-batch: those that are useful, that are sent, and that products multiply.
+
+Symbols: T tokens of a micro-batch on the device, K experts of a token, E experts, P devices along `expert`.
+"""
+
+import math
+
+from scalelab.config import ModelShape, Static
+from scalelab.model.experts.exchange import Buffers, size_buffers
+from scalelab.model.experts.rows import Layout, count_slots
+from scalelab.model.experts.ways import choose_way
+from scalelab.model.stacks import kinds
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step import links
+from scalelab.plan.step.block_products import block_products
+from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
+
+
+def useful_rows(static: Static) -> float:
+    """T K: what a device multiplies where all have equally many."""
+    return fullest_device_share(static).tokens * static.model.experts_per_token
+
+
+def device_buffers(static: Static) -> Buffers:
+    """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
+    shape, layout = static.model, static.layout
+    tokens = max(1, math.ceil(fullest_device_share(static).tokens))
+    factor = layout.expert_buffer if layout.expert > 1 else 0.0
+    experts = -(-shape.n_experts // layout.expert) * layout.expert  # filled up where they don't divide
+    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor)
+
+
+def row_layout(static: Static, platform: str) -> Layout:
+    """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
+    shape, buffers = static.model, device_buffers(static)
+    here, each = buffers.peers * buffers.rows, min(shape.experts_per_token, buffers.local)
+    mean = math.ceil(useful_rows(static))
+    slots = count_slots(shape.expert_capacity, mean, buffers.local) if shape.expert_capacity else 0
+    return choose_way(shape.expert_products, platform, slots).layout(here, here * each, buffers.local)
+
+
+def held_rows(static: Static, platform: str) -> float:
+    """Rows that a device has room for in the products of its experts."""
+    buffers = device_buffers(static)
+    return float(row_layout(static, platform).count_rows(buffers.multiplied, buffers.local))
+
+
+def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> float:
+    """Rows that the products of the fullest device's experts multiply.
+
+    Ours: by `model.expert_products` on the `platform`. Where all blocks or slots are multiplied at once, as many as
+    there is room for, whatever the loads are; loops end with the load, half a block an expert later. Other systems'
+    grouped products multiply rows alone. `traits.imbalance` is the load of the fullest device over the mean.
+    """
+    fullest = useful_rows(static) * (traits.imbalance if static.layout.expert > 1 else 1.0)
+    if traits.grouped_products:
+        return fullest
+    layout, buffers = row_layout(static, platform), device_buffers(static)
+    if layout.slack:  # a block (model/experts/ways.py)
+        return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
+    return held_rows(static, platform)
+
+
+def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
+    """Matrices between which the rows of one product are divided: a device's experts, or a copy for each block."""
+    experts = math.ceil(static.model.n_experts / static.layout.expert)
+    align = 1 if traits.grouped_products else row_layout(static, platform).align
+    return math.ceil(held_rows(static, platform) / align) if align > 1 else experts
+
+
+def matrix_entries(static: Static, platform: str) -> int:
+    """Entries of all matrices that the rows of a layer are multiplied by on a device (`count_matrices`).
+
+    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md).
+    """
+    of_kinds = [
+        sum(math.prod(p.device_size(static.layout)) for p in block_products(kind) if p.experts)
+        for kind in kinds(static.model)
+    ]
+    return round(max(of_kinds) * count_matrices(static, platform)) if any(of_kinds) else 0
+
+
+def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
+    """Rows that a device has for all devices along `expert`, itself among them, and gets from them, in one exchange."""
+    if traits.sends == "buffers":
+        buffers = device_buffers(static)
+        return float(buffers.peers * buffers.rows)
+    copies: float = static.model.experts_per_token
+    if traits.sends != "copies":
+        copies = reached_parts(static.model, static.layout.expert)
+    return fullest_device_share(static).tokens * copies
+
+
+def split_by_domain(static: Static, machine: Machine, whole: float, once_a_node: bool) -> tuple[float, float]:
+    """(what a device sends within its domain, over the network) of an exchange of `whole` bytes.
+
+    A domain is a node, or the devices that share NVLink, or a slice of TPUs. `once_a_node`: a token crosses the network
+    once for each other domain that it goes to, and is passed on there.
+    """
+    size, near = static.layout.expert, links.devices_within_node(static.layout, machine, "expert")
+    if not once_a_node or near in (1, size):
+        return whole * (near - 1) / size, whole * (size - near) / size
+    domains, token = size // near, whole / reached_parts(static.model, size)
+    crossing = reached_parts(static.model, domains) * (domains - 1) / domains
+    return whole * (near - 1) / near, token * crossing
+
+
+def exchange_s(static: Static, machine: Machine, whole: float, once_a_node: bool, share: float) -> float:
+    """Seconds of an exchange of `whole` bytes a device at this share of the datasheet's rates.
+
+    Links of a domain and its network carry their parts at once. In a torus a row takes a quarter of a ring's hops.
+    """
+    layout, size = static.layout, static.layout.expert
+    near, far = split_by_domain(static, machine, whole, once_a_node)
+    fast = links.domain_bytes_per_s(layout, machine, "expert")
+    if machine.chip.links > links.SWITCHED:
+        near *= max(1.0, size ** (1 / links.torus_dimensions(layout, machine, "expert")) / 4)
+    return max(near / (fast * share), far / (machine.node_bytes_per_s * share), math.log2(size) * links.HOP_S)
+
+
+def gathers_experts(static: Static) -> bool:
+    """Whether experts' weights are split along `fsdp` in a step, and gathered layer by layer: ZeRO 1 and 2 as well.
+
+    In a pipeline ZeRO 1 and 2 leave them whole (parallel/rules.py).
+    """
+    layout = static.layout
+    return bool(static.model.n_experts) and layout.fsdp > 1 and layout.zero >= (1 if layout.stage == 1 else 3)
+
+
+def row_factor(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> float:
+    """Rows that are multiplied over those that are useful; 1 without experts."""
+    return multiplied_rows(static, platform, traits) / useful_rows(static) if static.model.n_experts else 1.0
+
+
+def reached_parts(shape: ModelShape, parts: int) -> float:
+    """Of so many equal `parts` of the experts, how many a token's experts lie in, mean over even routing.
+
+    Without groups its experts are any K of E. With groups it takes the best of the best groups, and a part that holds
+    whole groups is reached if one of them is (DeepSeek-V3, section 2.1.2: a token goes to 4 nodes at most).
+    """
+    if shape.router_groups > 1 and shape.router_groups % parts == 0:
+        return _expected_parts(shape.router_groups, shape.router_groups_per_token, parts)
+    if shape.router_groups > 1 and parts % shape.router_groups == 0:
+        groups, each = shape.router_groups_per_token, parts // shape.router_groups
+        return _expected_parts(groups * shape.n_experts // shape.router_groups, shape.experts_per_token, groups * each)
+    return _expected_parts(shape.n_experts, shape.experts_per_token, parts)
+
+
+def _expected_parts(n: int, k: int, parts: int) -> float:
+    """Parts of n things that hold one of k drawn ones at least: parts (1 - C(n - n / parts, k) / C(n, k))."""
+    within = n // parts
+    missed = math.comb(n - within, k) / math.comb(n, k) if n - within >= k else 0.0
+    return parts * (1 - missed)
