@@ -23,7 +23,7 @@ from scalelab.hf.formats import (
     unsupported_keys,
 )
 from scalelab.hf.places import TensorRow, all_declarations, tensor_places
-from scalelab.hf.write import find_format, fold_multipliers, write_model
+from scalelab.hf.write import WriteOptions, find_format, fold_multipliers, write_model
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import next_token_logits
 from tests import forks
@@ -39,7 +39,8 @@ LINEAGE = {"run": "runs/a", "step": 7, "digest": "d"}
 
 def written(folder, name, **options):
     shape = examples.shape(name)
-    return write_model(folder / name, shape, examples.params(shape), LINEAGE, tokenizer=examples.NONE, **options)
+    options = WriteOptions(family=examples.family(name), **options)
+    return write_model(folder / name, shape, examples.params(shape), LINEAGE, options, examples.NONE)
 
 
 def largest_difference(a, b):

@@ -16,7 +16,7 @@ from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
 from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
-from scalelab.hf.write import DTYPES, WrittenModel, write_model
+from scalelab.hf.write import DTYPES, WriteOptions, WrittenModel, write_model
 from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
 from scalelab.untrusted.paths import describe_link
 
@@ -103,15 +103,21 @@ class Exported:
 
 @check_arguments(out=FOLDER, average=whole(1))
 def export_hf(
-    run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", ema: bool = False, average: int = 1
-) -> Exported:
-    """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`)."""
+    run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", family: str = "", ema: bool = False,
+    average: int = 1,
+) -> Exported:  # fmt: skip
+    """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`).
+
+    `family`: of several families of models that can express it, this one (`FORMATS`); "": the first.
+    """
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} is not a type of tensors; known: {', '.join(DTYPES)}")
     weights = load_run_weights(os.fspath(run), ema, average)
     tokenizer, why = _find_tokenizer(weights)
     folder = pathlib.Path(out)
-    written = write_model(folder, weights.shape, weights.params, weights.origin, dtype, tokenizer=tokenizer)
+    written = write_model(
+        folder, weights.shape, weights.params, weights.origin, WriteOptions(dtype, family), tokenizer
+    )
     return Exported(written, weights.origin, why)
 
 
