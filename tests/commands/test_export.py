@@ -148,10 +148,10 @@ def test_a_fork_s_weights_are_not_written_as_a_model_without_them(tmp_path, caps
 
 
 def test_a_model_that_no_format_can_say_is_refused_and_nothing_is_written(tmp_path, capsys):
-    untrained(tmp_path / "run", model__qk_norm=True)
+    untrained(tmp_path / "run", model__mlp="relu2")
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
     assert (
-        "no Hugging Face format can express model.qk_norm=True (llama: False, gpt2: False, mistral: False)"
+        "no Hugging Face format can express model.mlp='relu2' (llama: 'swiglu', mistral: 'swiglu', smollm3: 'swiglu')"
         in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -7,7 +7,7 @@ from typing import Any
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
-from scalelab.hf.families.llama import LLAMA, OURS
+from scalelab.hf.families.llama import LLAMA, OURS, whole_heads
 from scalelab.hf.layer_types import FULL, check_layer_count, list_layer_types, special_every, window_from_hf
 from scalelab.model.stacks import all_layer_flags
 
@@ -52,6 +52,11 @@ SMOLLM3 = dataclasses.replace(
     | {"use_sliding_window": False},
     ours={key: value for key, value in OURS.items() if key != "nope_every"} | {"window": 0},
     theirs=LLAMA.theirs | {"use_sliding_window": False},
+    limits=lambda shape: (
+        whole_heads(shape)
+        | options.rope_constraints(shape)
+        | {"nope_every": shape.nope_every if shape.nope_every <= shape.n_layers else 0}
+    ),
     told=(*options.ROPE_KEYS, "nope_every"),
     write=_write,
     read=_read,
