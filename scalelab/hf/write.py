@@ -17,7 +17,7 @@ from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.git import VERSION
 from scalelab.hf import FORMATS
-from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
+from scalelab.hf.files import CARD_FILE, CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
 from scalelab.hf.formats import Format, to_hf_config, unsupported_keys
 from scalelab.hf.families.mixtures import BIAS
 from scalelab.hf.multipliers import fold_multipliers
@@ -34,12 +34,15 @@ LARGEST_FILE_BYTES = 5_000_000_000  # size at which transformers splits its own 
 
 
 class WriteOptions(NamedTuple):
-    """How to write a model: the tensors' dtype, the size at which a file is cut, and a family ("": the first that can
-    express the model).
+    """How to write a model: the tensors' dtype, a family ("": the first that can express the model), whether the
+    tokenizer `begins` a text with the token that ends a document, the text of the model card, and the size at which a
+    file is cut.
     """
 
     dtype: str = "float32"
     family: str = ""
+    begins: bool = False
+    card: str = ""
     largest_file_bytes: int = LARGEST_FILE_BYTES
 
 
@@ -120,7 +123,7 @@ def write_model(
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold_multipliers(shape, params)
     lineage = {**lineage, "scalelab": VERSION, "dtype": dtype, "folded": folded}
-    texts, specials = tokenizer_files(tokenizer, shape.seq_len) if tokenizer else ({}, SpecialIds(None))
+    texts, specials = tokenizer_files(tokenizer, shape.seq_len, options.begins) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -130,6 +133,8 @@ def write_model(
         texts |= {GENERATION_FILE: specials.of_generation(shape.seq_len)} if tokenizer else {}
         for name, content in texts.items():
             records.write_json(draft / name, content)
+        if options.card:
+            (draft / CARD_FILE).write_text(options.card)
         records.write_json(draft / LINEAGE_FILE, lineage)
         files = {path.name: file_sha256(path) for path in sorted(draft.iterdir())}
         draft.replace(folder)  # whole or not at all

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from scalelab import config as config_lib
 from scalelab.api.arguments import FOLDER, Facts, Path, check_arguments, list_paths, optional, whole
 from scalelab.api.door import Overrides, add_overrides, cache_programs
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
@@ -16,8 +17,16 @@ from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
 from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
-from scalelab.hf.write import DTYPES, WriteOptions, WrittenModel, write_model
-from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
+from scalelab.hf.card import CardFacts, write_card
+from scalelab.hf.write import DTYPES, WriteOptions, WrittenModel, find_format, write_model
+from scalelab.record import records
+from scalelab.train.resume.weights import (
+    Weights,
+    load_hf_tokenizer,
+    load_hf_weights,
+    load_run_weights,
+    write_weights,
+)
 from scalelab.untrusted.paths import describe_link
 
 if TYPE_CHECKING:
@@ -114,11 +123,17 @@ def export_hf(
         raise BadInput(f"dtype={dtype!r} is not a type of tensors; known: {', '.join(DTYPES)}")
     weights = load_run_weights(os.fspath(run), ema, average)
     tokenizer, why = _find_tokenizer(weights)
-    folder = pathlib.Path(out)
-    written = write_model(
-        folder, weights.shape, weights.params, weights.origin, WriteOptions(dtype, family), tokenizer
-    )
+    begins = not config_lib.static(weights.config).masks_documents  # else a document begins with its own first token
+    card = write_card(find_format(weights.shape, family), weights.shape, _card_facts(weights), begins, dtype)
+    options = WriteOptions(dtype, family, begins, card)
+    written = write_model(pathlib.Path(out), weights.shape, weights.params, weights.origin, options, tokenizer)
     return Exported(written, weights.origin, why)
+
+
+def _card_facts(weights: Weights) -> CardFacts:
+    folder = pathlib.Path(weights.origin["run"])
+    record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    return CardFacts(weights.config.to_dict(), record, weights.origin, records.read_evaluations(folder))
 
 
 def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:
