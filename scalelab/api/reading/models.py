@@ -74,10 +74,10 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Continuations of a prompt with their `texts`, and the weights that made them."""
+    """Continuations with their `texts`, in the order of the prompts, and the weights that made them."""
 
     origin: Facts
-    prompt: str
+    prompts: list[str]
     choice: "SamplingOptions"
     samples: "list[Sample]"
     texts: list[str]
@@ -85,20 +85,24 @@ class Sampled:
 
 @check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
 def sample(
-    run: Path, prompt: str = "", *, tokens: int | None = None, samples: int = 1, temperature: float = 1.0,
+    run: Path, prompt: str | Sequence[str] = "", *, tokens: int | None = None, samples: int = 1, temperature: float = 1.0,
     top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
     progress: Counted = _uncounted,
 ) -> Sampled:  # fmt: skip
-    """Continue a prompt with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens."""
+    """Continue prompts with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens.
+
+    `prompt`: one or several, which are one batch; `samples`: of each.
+    """
     cache_programs()
     model = subject.load_evaluated_model(os.fspath(run), ema, average)
     tokenizer = subject.load_model_tokenizer(model)
-    most = sample_lib.default_tokens(model, tokenizer, prompt) if tokens is None else tokens
+    prompts = list(prompt)  # the decorator made a list of one
+    most = sample_lib.default_tokens(model, tokenizer, *prompts) if tokens is None else tokens
     options = sample_lib.SamplingOptions(temperature, top_k, top_p, seed)
     count = lambda done, of: progress("tokens", done, of)  # noqa: E731
-    drawn = sample_lib.draw_samples(model, tokenizer, prompt, most, samples, options, count)
+    drawn = sample_lib.draw_samples(model, tokenizer, prompts, most, samples, options, count)
     texts = [sample_lib.decode_sample(tokenizer, each) for each in drawn]
-    return Sampled(model.origin, prompt, options, drawn, texts)
+    return Sampled(model.origin, prompts, options, drawn, texts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,12 +110,13 @@ def _continue_texts(torch, transformers, folder):
 
 def write_tokenizers(folder):
     """Our side: a model with a tokenizer of every kind, and the texts to ask about."""
-    from scalelab.hf.write import write_model
+    from scalelab.hf.write import WriteOptions, write_model
     from tests.hf import examples, test_tokenizer
 
     shape = examples.shape("llama_tied", vocab_size=1024)
     for name, tokenizer in test_tokenizer.kinds():
-        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=tokenizer)
+        lineage, options = {"run": name, "step": 0}, WriteOptions(begins=True)
+        write_model(folder / name, shape, examples.params(shape), lineage, options, tokenizer)
     (folder / "texts.json").write_text(json.dumps(test_tokenizer.texts(12)))
 
 
@@ -133,7 +134,8 @@ def ask_tokenizers(folder):
         )
         asked[path.name] = {
             "files": text_digest(path),
-            "ids": [tokenizer(text)["input_ids"] for text in texts],
+            "ids": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
+            "begun": [tokenizer(text)["input_ids"] for text in texts[:3]],
             "tokenizer": [
                 tokenizer.bos_token_id,
                 tokenizer.eos_token_id,
