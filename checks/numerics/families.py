@@ -33,7 +33,9 @@ def measure_families() -> list[dict]:
 
     def compare(family: str, way: str, shape: object, params: object, theirs: np.ndarray) -> None:
         ours = np.asarray(examples.logits(shape, params, tokens))
-        differences.setdefault(family, {}).setdefault(way, []).append((np.abs(ours - theirs).max(), np.abs(theirs).max()))
+        differences.setdefault(family, {}).setdefault(way, []).append(
+            (np.abs(ours - theirs).max(), np.abs(theirs).max())
+        )
 
     for name in examples.MODELS:
         shape = examples.shape(name)
@@ -59,7 +61,11 @@ def main(argv: list[str]) -> int:
     options = command_line("numerics.families", __doc__).parse_args(argv)
     rows = measure_families()
     for row in rows:
-        cells = [row["family"], *(f"{row[way]:.1e}" if row[way] else "-" for way in ("out", "in")), row["largest_logit"]]
+        cells = [
+            row["family"],
+            *(f"{row[way]:.1e}" if row[way] else "-" for way in ("out", "in")),
+            row["largest_logit"],
+        ]
         print("| " + " | ".join(map(str, cells)) + " |")
     content = result_header("numerics.families", argv) | {"rows": rows}
     (RESULTS / "families.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -94,7 +94,9 @@ def measure_batch(static: Static, params: Any, folder: pathlib.Path, batch: int,
             draw()
             seconds[name].append(time.perf_counter() - start)
     ratios = [b / a for a, b in zip(seconds["ours"], seconds["transformers"], strict=True)]
-    rates = {f"{name}_tokens_per_s": round(batch * NEW / statistics.median(times), 1) for name, times in seconds.items()}
+    rates = {
+        f"{name}_tokens_per_s": round(batch * NEW / statistics.median(times), 1) for name, times in seconds.items()
+    }
     ends = {"least": round(min(ratios), 2), "most": round(max(ratios), 2)}
     return {"prompts": batch, **rates, "ratio": round(statistics.median(ratios), 2), **ends}
 

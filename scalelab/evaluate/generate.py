@@ -130,9 +130,7 @@ def _extend_tokens(
     return jax.lax.dynamic_index_in_dim(logits_BCV, filled - 1, axis=1, keepdims=False), (ids_BC, filled)
 
 
-def choose_tokens(
-    logits_BV: jax.Array, drawn: jax.Array, rules: Rules, draws: Draws
-) -> tuple[jax.Array, jax.Array]:
+def choose_tokens(logits_BV: jax.Array, drawn: jax.Array, rules: Rules, draws: Draws) -> tuple[jax.Array, jax.Array]:
     """Choose the next token of each text: (ids [B], nats [B]). Ids from `rules.vocab_size` on never are."""
     logits_BV = jnp.where(jnp.arange(logits_BV.shape[1])[None] < rules.vocab_size, logits_BV, -jnp.inf)
     if rules.greedy:

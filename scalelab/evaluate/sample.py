@@ -46,7 +46,7 @@ def draw_samples(
     options: SamplingOptions,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Sample]:
-    """Draw `count` samples of at most `most` tokens after each prompt, each until a document ends: in the prompts' order.
+    """Draw `count` samples of at most `most` tokens after each prompt, in the prompts' order, until a document ends.
 
     All are one batch. Sample i's j-th draw depends on its prompt and (seed, i, j) only, not on the number or length of
     samples and other prompts. BadInput if prompt and samples don't fit the sequences of the model's training, or for an
@@ -59,10 +59,17 @@ def draw_samples(
     batches = [[ids] for ids in encoded] if generate.keeps_tokens(model.static) else [encoded]
     drawn: list[Sample] = []
     for batch in batches:
-        part, of = len(drawn) // count, len(encoded)
-        report = lambda done, part=part, size=len(batch): progress(part * most + done * size, of * most)  # noqa: E731
+        report = _make_report(progress, len(drawn) // count, len(batch), (most, most * len(encoded)))
         drawn += _draw_batch(model, tokenizer, (batch, most, count), options, report)
     return drawn
+
+
+def _make_report(
+    progress: Callable[[int, int], None], before: int, size: int, sizes: tuple[int, int]
+) -> Callable[[int], None]:
+    """Report a batch of `size` prompts `before` which others are done; `sizes`: tokens of a prompt, and of all."""
+    most, whole = sizes
+    return lambda done: progress(before * most + size * done, whole)
 
 
 def _begin_document(model: EvaluatedModel, tokenizer: Tokenizer, prompt: str, most: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Multipliers of a forward pass as part of the weights: ours where they are written, a config.json's where it is read."""
+"""Multipliers of a forward pass as part of the weights: ours when written, a config.json's when read."""
 
 from collections.abc import Mapping
 from typing import Any

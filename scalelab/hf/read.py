@@ -18,9 +18,9 @@ from scalelab import config as config_lib
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.hf import FORMATS, files
+from scalelab.hf.families.mixtures import sparse_layers
 from scalelab.hf.files import CONFIG_FILE, TensorHeader
 from scalelab.hf.formats import Format, from_hf_config, keys_without_effect
-from scalelab.hf.families.mixtures import sparse_layers
 from scalelab.hf.multipliers import multiply_layers
 from scalelab.hf.options import KINDS_WITH_ORIGINAL
 from scalelab.hf.places import TensorPlace, all_declarations, tensor_places

@@ -17,9 +17,9 @@ from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.git import VERSION
 from scalelab.hf import FORMATS
+from scalelab.hf.families.mixtures import BIAS
 from scalelab.hf.files import CARD_FILE, CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
 from scalelab.hf.formats import Format, to_hf_config, unsupported_keys
-from scalelab.hf.families.mixtures import BIAS
 from scalelab.hf.multipliers import fold_multipliers
 from scalelab.hf.places import TensorPlace, tensor_places
 from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
@@ -44,6 +44,9 @@ class WriteOptions(NamedTuple):
     begins: bool = False
     card: str = ""
     largest_file_bytes: int = LARGEST_FILE_BYTES
+
+
+PLAIN = WriteOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +111,7 @@ def write_model(
     shape: ModelShape,
     params: Params,
     lineage: Mapping[str, Any],
-    options: WriteOptions = WriteOptions(),
+    options: WriteOptions = PLAIN,
     tokenizer: Tokenizer | None = None,
 ) -> WrittenModel:
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata. With

@@ -67,10 +67,8 @@ def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     head's 1/m_d (tied head or not); and a block's last products take 1/m_L, or the norms after them. Factors of one are
     left out.
     """
-    if shape.qk_norm:
-        queries = "q_norm"
-    else:
-        queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
+    product = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
+    queries = "q_norm" if shape.qk_norm else product
     factors = {
         f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
         **{f"blocks.{name}": branch_multiplier(shape) for name in _branch_ends(shape)},

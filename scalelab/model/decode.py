@@ -54,8 +54,8 @@ def decode_tokens(
 
     The logits equal those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where
     the model was trained with data.documents=mask. `first_B`: index of each sequence's first token; what stands before
-    it is padding, a document of its own, which changes no logits but its own. The caller must leave room: tokens beyond the cache overwrite the
-    last ones.
+    it is padding, a document of its own, which changes no logits but its own. The caller must leave room: tokens beyond
+    the cache overwrite the last ones.
     """
     index_T = cache.filled + jnp.arange(tokens_BT.shape[1])
     before_BT = jnp.concatenate([cache.last_B[:, None], tokens_BT[:, :-1]], axis=1)

@@ -17,7 +17,8 @@ from scalelab.__main__ import main
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "lm_eval")):
     pytest.skip("torch, transformers or lm_eval is not installed: make test-lm-eval does", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("default")  # what the libraries warn of is not ours
-WORDS = "one two three four five six seven eight nine ten éa naïve 数 x=1; <|endoftext|>".split()
+NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+WORDS = [*NUMBERS, "éa", "naïve", "数", "x=1;", "<|endoftext|>"]
 PROMPTS = ("one", "three four", "naïve", "x=1; 数")
 NEW_TOKENS = 40
 
@@ -100,7 +101,7 @@ def write_tasks(folder):
     """Multiple choice and cloze, without spaces between context and choice, which lm_eval moves."""
     chance, choice, cloze = random.Random(2), [], []
     for _ in range(60):
-        words = chance.sample(WORDS[:10], 5)
+        words = chance.sample(NUMBERS, 5)
         context = {"context": " ".join(words[:2])}
         choice.append(context | {"choices": [f" {word}" for word in words[2:]], "answer": chance.randrange(3)})
         cloze.append(context | {"completion": f" {words[2]}"})

@@ -16,8 +16,8 @@ from scalelab.evaluate import evaluations, subject
 from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
-from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
 from scalelab.hf.card import CardFacts, write_card
+from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
 from scalelab.hf.write import DTYPES, WriteOptions, WrittenModel, find_format, write_model
 from scalelab.record import records
 from scalelab.train.resume.weights import (
@@ -85,8 +85,8 @@ class Sampled:
 
 @check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
 def sample(
-    run: Path, prompt: str | Sequence[str] = "", *, tokens: int | None = None, samples: int = 1, temperature: float = 1.0,
-    top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
+    run: Path, prompt: str | Sequence[str] = "", *, tokens: int | None = None, samples: int = 1,
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
     progress: Counted = _uncounted,
 ) -> Sampled:  # fmt: skip
     """Continue prompts with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens.

@@ -11,7 +11,6 @@ from typing import Any
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
-from scalelab.hf.formats import COMMON_BLOCK, EXPERT_KEYS, NULL, REQUIRED_KEY, UNSET, Format
 from scalelab.hf.families.llama import EMBEDDING, KINDS, LAYER, LLAMA, MLP, NORMS_AND_HEAD, weights
 from scalelab.hf.families.mixtures import (
     BIAS,
@@ -23,6 +22,7 @@ from scalelab.hf.families.mixtures import (
     router_row,
     sparse_layers,
 )
+from scalelab.hf.formats import COMMON_BLOCK, EXPERT_KEYS, NULL, REQUIRED_KEY, UNSET, Format
 from scalelab.hf.layer_types import check_layer_count
 from scalelab.hf.places import TensorRow
 

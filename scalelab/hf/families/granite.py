@@ -1,4 +1,4 @@
-"""Granite (IBM 2024): a Llama with multipliers of embedding, branches, attention and logits, here part of the weights."""
+"""Granite (IBM 2024): a Llama with multipliers of embedding, branches, attention and logits, here in the weights."""
 
 import dataclasses
 from collections.abc import Mapping

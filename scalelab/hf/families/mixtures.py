@@ -13,7 +13,6 @@ from scalelab.config import ModelShape
 from scalelab.config.mixture_text import StackText, format_stacks, parse_stacks
 from scalelab.errors import BadInput
 from scalelab.hf import options
-from scalelab.hf.formats import COMMON_BLOCK, REQUIRED_KEY, Format
 from scalelab.hf.families.llama import (
     ATTENTION,
     EMBEDDING,
@@ -25,6 +24,7 @@ from scalelab.hf.families.llama import (
     QK_NORMS,
     weights,
 )
+from scalelab.hf.formats import COMMON_BLOCK, REQUIRED_KEY, Format
 from scalelab.hf.layer_types import check_layer_count
 from scalelab.hf.places import TensorRow
 

@@ -11,7 +11,7 @@ YARN = {
 
 
 def configs(t):
-    """{name: config} in the classes of transformers, `t`; every option that we read has another value than its default."""
+    """{name: config} in the classes of transformers, `t`; options have other values than their defaults."""
     window = {"use_sliding_window": True, "sliding_window": 5}
     return {
         "qwen2": t.Qwen2Config(**SMALL | window | {"max_window_layers": 0}, rms_norm_eps=1e-5, rope_theta=1e3),
