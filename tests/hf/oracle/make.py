@@ -164,8 +164,8 @@ def _own_models(torch, transformers):
     """Of those that are not here yet: none of their parameters is 0 or 1.
 
     Dense families of families.py in bf16. A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models
-    in fp32 with all layers dense; mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5 holds it: the experts of a layer
-    in two tensors.
+    in fp32 with all layers dense; mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5
+    holds it: the experts of a layer in two tensors.
     """
     import families
 
