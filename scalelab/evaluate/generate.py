@@ -70,6 +70,7 @@ def begin(
     A user's block may mix tokens outside of attention, which the cache does not hold: there all tokens are kept.
     """
     count, policy = ids_BT.shape[0], POLICIES[static.precision]
+    kept: Any
     if keeps_tokens(static):
         kept_BC = jnp.zeros((count, length), jnp.int32)
         logits_BV, kept = _extend_tokens(static, params, ids_BT, (kept_BC, jnp.int32(0)), separator)
