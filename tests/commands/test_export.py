@@ -54,7 +54,7 @@ def test_out_in_and_on(tmp_path, run, capsys):
 def test_the_data_s_tokenizer_and_its_ids_go_along(tmp_path, capsys):
     assert main(["export", "hf", str(runs.trained()), f"--out={tmp_path}/bytes"]) == 0
     assert "with its tokenizer bytes; id 0 begins and ends a document" in capsys.readouterr().out
-    assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [97, 195, 169]
+    assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [0, 97, 195, 169]
     ranks = ranktokens.load_ranks(small_ranks(300), tmp_path / "x.tiktoken")
     made = config(model__vocab_size=320)
     write_weights(tmp_path / "run", Weights(made, examples.params(config_lib.static(made).model), {}), ranks)
