@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-stability test-contract test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage plan-commands curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-stability test-contract test-parallel gpu wheels test-latest test-oracles test-wandb test-lm-eval confirm coverage plan-commands curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -136,6 +136,10 @@ test-latest:  ## ten minutes: the newest jax and companions that pyproject.toml 
 test-wandb: .venv-wandb/made  ## half a minute: one W&B run a trial, packed, killed, resumed, without a key, by the real library offline, in .venv-wandb
 	.venv-wandb/bin/python -m pytest tests/train/run/test_wandb_run.py
 
+test-lm-eval: .venv-lm-eval/made  ## two minutes: an exported folder in transformers and lm_eval, in .venv-lm-eval: texts, ids, ends, scores; sampling's speed beside theirs
+	.venv-lm-eval/bin/python -m pytest tests/hf/test_folder.py
+	.venv-lm-eval/bin/python -m checks.speed.sampling --quick
+
 test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes checks/results/oracles.*
 	.venv-oracles/bin/python -m checks.numerics.oracles
 
@@ -157,7 +161,7 @@ bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m checks.speed.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
-	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb .venv-lm-eval site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE
@@ -179,6 +183,13 @@ clean:  ## remove environments and caches, but not runs/
 	@echo "installing requirements-dev.txt and the extra wandb into .venv-wandb"
 	@$(call make_venv,.venv-wandb)
 	@$(call install,.venv-wandb,-c constraints.txt -r requirements-dev.txt -e '.[wandb]')
+	@touch $@
+
+.venv-lm-eval/made: requirements.txt requirements-dev.txt requirements-oracles.txt constraints.txt pyproject.toml
+	@echo "installing requirements-dev.txt, torch and the extra lm-eval into .venv-lm-eval"
+	@$(call make_venv,.venv-lm-eval)
+	@grep '^torch==' requirements-oracles.txt > .venv-lm-eval/torch.txt
+	@$(call install,.venv-lm-eval,-c constraints.txt -r requirements-dev.txt -r .venv-lm-eval/torch.txt -e '.[lm-eval]')
 	@touch $@
 
 .venv-manifest/made: requirements-manifest.txt

@@ -82,7 +82,7 @@ ACTIVATION = """
 import json
 from scalelab import config
 from scalelab.configs import tiny
-from scalelab.hf.llama import LLAMA
+from scalelab.hf.families.llama import LLAMA
 from scalelab.hf.formats import unsupported_keys
 from scalelab.model.count import count_parameters, flops_per_token
 from scalelab.model.layers import has_zero_units

@@ -1,11 +1,12 @@
-"""scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16] [--ema | --average=K]
+"""scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16] [--family=NAME] [--ema | --average=K]
 
 Write a run's weights (of its last step or of STEP, or an average) as a folder that Hugging Face's `transformers` loads
 with equal logits: config.json, model.safetensors (in parts above 5 GB), the tokenizer of its data (tokenizer.json,
-tokenizer_config.json, generation_config.json; not for bare ids) and scalelab.json, which records the weights' origin. A
-Llama becomes LlamaForCausalLM (with a window: MistralForCausalLM), a GPT-2 GPT2LMHeadModel, a mixture of experts
-Mixtral, Qwen3-MoE or OLMoE, and with latent attention DeepSeek-V3; a model that none of these can express is refused.
-RUN may hold imported weights.
+tokenizer_config.json, generation_config.json; not for bare ids), README.md, a model card from the run's record, and
+scalelab.json, which records the weights' origin. The family follows from the model's options: Llama, Mistral, Qwen 2
+and 3, OLMo 2 and 3, SmolLM3, StableLM, GPT-2, mixtures of experts, DeepSeek-V3 (docs/models.md has the table). Of
+several that can express a model --family chooses one, such as phi3. A model that none can express is refused. RUN may
+hold imported weights.
 
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 
@@ -27,9 +28,14 @@ def main(argv: list[str]) -> int:
         "--out", required=True, type=folder_path, metavar="DIR", help="the folder to write; must not exist, or be empty"
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the tensors written")
+    parser.add_argument(
+        "--family", default="", metavar="NAME", help="model_type to write, of those that can express the model"
+    )
     options = parser.parse_args(argv)
 
-    exported = api.export_hf(options.run, options.out, dtype=options.dtype, ema=options.ema, average=options.average)
+    exported = api.export_hf(
+        options.run, options.out, dtype=options.dtype, family=options.family, ema=options.ema, average=options.average
+    )
     written, origin = exported.written, exported.origin
     if options.json != "-":
         print("\n".join(describe_export(written, origin, exported.no_tokenizer)))

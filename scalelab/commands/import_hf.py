@@ -1,11 +1,12 @@
 """scalelab import hf DIR [--out=FOLDER]
 
-Read a Llama, Mistral, GPT-2, Mixtral, Qwen3-MoE, OLMoE, DeepSeek-V3 or dense DeepSeek-V2 from the files of Hugging
-Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts; experts one by one, or all of a layer in
-one tensor) and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs,
-and no network is used. With --out the weights are written in fp32 to a folder for --init-from=FOLDER and `scalelab
-export`; DIR's tokenizer.json goes with them if it fits, so that `scalelab eval --tasks` and `scalelab sample` can read
-text. `scalelab train --init-from=hf:DIR` reads DIR directly.
+Read a Llama, Mistral, Qwen 2 or 3, OLMo 2 or 3, SmolLM3, Phi-3, StableLM, Granite, GPT-2, Mixtral, Qwen3-MoE, OLMoE,
+DeepSeek-V3 or dense DeepSeek-V2 from the files of Hugging Face's `transformers` (docs/models.md has the table) and
+print the config that a run on these weights needs. Read are safetensors in fp32, bf16 or fp16, whole or in parts;
+experts one by one, or all of a layer in one tensor. Nothing is unpickled, no code of the folder runs, and no network is
+used. With --out the weights are written in fp32 to a folder for --init-from=FOLDER and `scalelab export`; DIR's
+tokenizer.json goes with them if it fits, so that `scalelab eval --tasks` and `scalelab sample` can read text. `scalelab
+train --init-from=hf:DIR` reads DIR directly.
 
 Exit code: 0 done, 2 bad input.
 
@@ -48,6 +49,9 @@ def describe_import(values: Mapping[str, object], origin: dict, out: str | None)
         f"  params_digest {origin['digest']}",
     ]
     text += ["the config of a run that starts on them:", *(f"  config.model.{k} = {v!r}" for k, v in values.items())]
+    if folded := origin.get("folded"):
+        factors = ", ".join(f"{name} x {factor:g}" for name, factor in folded.items())
+        text.insert(1, f"  multipliers of config.json are now part of the weights: {factors}")
     if left_out := origin.get("left_out"):
         text.insert(1, f"  {left_out} tensors of layers for multi-token prediction are left out")
     start = out or f"hf:{origin['hf']}"

@@ -25,6 +25,7 @@ CONFIG_FILE, LINEAGE_FILE, WEIGHTS_FILE, INDEX_FILE = (
     "model.safetensors",
     "model.safetensors.index.json",
 )
+CARD_FILE = "README.md"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MOST_JSON_BYTES = 50_000_000  # enough for the index of a million tensors, and far above a config.json
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
+from scalelab.hf.options import HF_ROPE_GROUPS
 from scalelab.hf.places import TensorRow
 
 REQUIRED_KEY = object()  # value in `Format.absent`: config.json must have this key
@@ -42,6 +43,20 @@ EXPERT_KEYS = (
 )
 LATENT_KEYS = ("d_q_latent", "d_head_rope", "d_head_value")
 
+# Keys of config.json that change no logits: of training, of text generation, and of transformers itself.
+NEUTRAL = frozenset({
+    "model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
+    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "bos_token_id", "eos_token_id",
+    "pad_token_id", "sep_token_id", "decoder_start_token_id", "return_dict", "is_encoder_decoder", "id2label",
+    "label2id", "num_labels", "chunk_size_feed_forward", "task_specific_params", "tokenizer_class", "pretraining_tp",
+    "gradient_checkpointing", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise",
+    "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout", "n_ctx", "auto_map", "max_length", "min_length", "do_sample", "temperature", "top_k",
+    "top_p", "repetition_penalty", "num_beams", "num_return_sequences", "length_penalty", "diversity_penalty",
+    "num_beam_groups", "unsloth_version", "unsloth_fixed", "cache_implementation", "problem_type",
+    *HF_ROPE_GROUPS,
+})  # fmt: skip
+
 # Options that no format can express, and those of blocks that only formats of mixtures can.
 COMMON_BLOCK = {"nope_every": 0, "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
 PLAIN_BLOCK = COMMON_BLOCK | {"block": "sequential", "n_experts": 0, "d_kv_latent": 0}
@@ -61,7 +76,11 @@ class Format:
     config.json for a number of further layers in the files, which transformers leaves out, too.
 
     `told`: config.model's names that depend on several of config.json's names: `write(shape)` gives those,
-    `read(config.json, values so far)` gives ours.
+    `read(config.json, values so far)` gives ours, from those and from the names `also`. `neutral`: further names that
+    change no logits. Any other name is refused, unless its value means that something is off.
+
+    `factors(config.json, shape)`: {layer: factor} on our parameters, by the multipliers of a config.json: with them a
+    model without multipliers computes the same function.
     """
 
     name: str
@@ -82,6 +101,9 @@ class Format:
     told: tuple[str, ...] = ()
     write: Callable[[ModelShape], dict[str, Any]] = lambda shape: {}
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda content, values: {}
+    also: tuple[str, ...] = ()
+    neutral: tuple[str, ...] = ()
+    factors: Callable[[Mapping[str, Any], ModelShape], dict[str, float]] = lambda content, shape: {}
 
 
 def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
@@ -101,6 +123,7 @@ def from_hf_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
     for name, wanted in form.theirs.items():
         if (value := _look_up(form, content, name)) != wanted:
             raise BadInput(f"{name}={repr(value)[:40]}: only {wanted!r} can be read from {form.name}")
+    _refuse_unknown(form, content)
     values = dict(form.ours)
     for ours, names in form.keys.items():
         given = {name: v for name in names if (v := _look_up(form, content, name, None)) is not None}
@@ -111,6 +134,18 @@ def from_hf_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
                 raise BadInput(f"{name}={repr(value)[:40]} is not a number, word or truth value")
         values[ours] = next(iter(given.values())) if given else _look_up(form, content, names[0])
     return {key: value for key, value in (values | form.read(content, values)).items() if value is not UNSET}
+
+
+def _refuse_unknown(form: Format, content: Mapping[str, Any]) -> None:
+    """Raise BadInput for a name of config.json of which nobody here knows what it changes, unless it is off."""
+    mapped = {name.partition(".")[0] for names in form.keys.values() for name in names}
+    known = {*mapped, *form.absent, *form.theirs, *form.extra, *form.also, *form.neutral, form.beyond, *NEUTRAL}
+    for name, value in content.items():
+        if value and name not in known and not name.startswith("_"):
+            raise BadInput(
+                f"{name[:40]}={repr(value)[:40]}: {form.name} as known here has no such key, and what it changes would "
+                "be lost; nearest: take it out if it changes no logits"
+            )
 
 
 def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:

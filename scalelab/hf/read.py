@@ -18,9 +18,10 @@ from scalelab import config as config_lib
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.hf import FORMATS, files
+from scalelab.hf.families.mixtures import sparse_layers
 from scalelab.hf.files import CONFIG_FILE, TensorHeader
 from scalelab.hf.formats import Format, from_hf_config, keys_without_effect
-from scalelab.hf.mixtures import sparse_layers
+from scalelab.hf.multipliers import multiply_layers
 from scalelab.hf.options import KINDS_WITH_ORIGINAL
 from scalelab.hf.places import TensorPlace, all_declarations, tensor_places
 from scalelab.model.block import forward_multipliers
@@ -43,7 +44,8 @@ LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # metadata by 
 class ExaminedFolder:
     """An examined folder: `config` is the default tree with its model; `headers` and `places` have the same names.
 
-    `left_out`: tensors of layers behind the model's last, for multi-token prediction.
+    `left_out`: tensors of layers behind the model's last, for multi-token prediction. `factors`: {layer: factor} of
+    multipliers in config.json, which become part of the weights.
     """
 
     folder: pathlib.Path
@@ -53,6 +55,7 @@ class ExaminedFolder:
     headers: dict[str, TensorHeader]
     tied_copy: TensorHeader | None  # head of a tied model, if the file repeats it
     left_out: tuple[str, ...] = ()
+    factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -67,8 +70,9 @@ class ExaminedFolder:
         made = {key: text[f"scalelab.{key}"][:200] for key in LINEAGE_KEYS if f"scalelab.{key}" in text}
         facts = {"hf": str(self.folder), "format": self.form.name, "dtypes": self.dtypes}
         facts["files"] = {path.name: files.file_sha256(path) for path in used}
-        left_out = {"left_out": len(self.left_out)} if self.left_out else {}
-        return facts | left_out | ({"exported_from": made} if made else {})
+        more: dict[str, Any] = {"left_out": len(self.left_out)} if self.left_out else {}
+        more |= {"folded": dict(self.factors)} if self.factors else {}
+        return facts | more | ({"exported_from": made} if made else {})
 
 
 def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
@@ -84,6 +88,7 @@ def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
         _refuse_absurd(form, values, headers)
         config = _config(values)
         shape = config_lib.static(config).model
+        factors = {layer: f for layer, f in form.factors(content, shape).items() if np.float32(f) != 1}
         fused = any(name.endswith(FUSED_TENSOR) for name in headers)
         _refuse_many_experts(shape, headers, fused)
         left_out = _layers_beyond(form, content, shape.n_layers, headers)
@@ -93,7 +98,7 @@ def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
     headers = {name: header for name, header in headers.items() if name not in left_out}
     tied_copy = headers.pop(HEAD_TENSOR) if HEAD_TENSOR in headers and HEAD_TENSOR not in expected else None
     _refuse_others(folder, expected, headers)
-    return ExaminedFolder(folder, form, config, expected, headers, tied_copy, left_out)
+    return ExaminedFolder(folder, form, config, expected, headers, tied_copy, left_out, factors)
 
 
 def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
@@ -207,7 +212,7 @@ def load_params(source: ExaminedFolder) -> Params:
             raise BadInput(
                 f"{source.folder}: {HEAD_TENSOR} differs from the embedding that its {CONFIG_FILE} ties it to"
             )
-    return _nested(leaves)
+    return multiply_layers(_nested(leaves), source.factors)[0]
 
 
 def _nested(leaves: Mapping[str, np.ndarray]) -> Params:

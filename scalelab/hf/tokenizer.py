@@ -1,8 +1,8 @@
 """Write a tokenizer as files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json, ….
 
 All our tokenizers but bare ids can be written. A document begins after the token that ended the one before, so that
-token is both bos and eos. As in training, nothing is put in front of a text, and a special token spelled in a text is
-only text.
+token is both bos and eos, and stands in front of a text where it stood in training. A special token spelled in a text
+is only text.
 """
 
 import dataclasses
@@ -50,20 +50,37 @@ class SpecialIds:
         return self.of_model() | {"pad_token_id": pad, "max_length": max_length}
 
 
-def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str, Any]], SpecialIds]:
-    """Make `{file name: its JSON}` of a tokenizer and its special ids; {} for bare ids."""
+def tokenizer_files(
+    tokenizer: Tokenizer, max_length: int, begins: bool = False
+) -> tuple[dict[str, dict[str, Any]], SpecialIds]:
+    """Make `{file name: its JSON}` of a tokenizer and its special ids; {} for bare ids.
+
+    `begins`: whether the token that ends a document is put in front of a text.
+    """
     if tokenizer.kind == "ids":
         return {}, SpecialIds(tokenizer.separator)
     content = {"json": _given, "ranks": _from_ranks, "bytes": _from_bytes}[tokenizer.kind](tokenizer)
     names = token_names(content)
     pad = next((number for number, name in sorted(names.items()) if name in PAD_NAMES), None)
     end = names.get(tokenizer.separator)
+    if begins and end is not None:
+        content |= {"post_processor": _put_in_front(tokenizer.separator, end)}
     says = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end,
         "pad_token": end if pad is None else names[pad], "model_max_length": max_length,
         "clean_up_tokenization_spaces": False, "split_special_tokens": True,
     }  # fmt: skip
     return {TOKENIZER_FILE: content, TOKENIZER_CONFIG_FILE: says}, SpecialIds(tokenizer.separator, pad)
+
+
+def _put_in_front(number: int, name: str) -> dict[str, Any]:
+    """Make the template of a text after this token."""
+    token = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
+    return {
+        "type": "TemplateProcessing", "single": [token, first], "pair": [token, first, second],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}},
+    }  # fmt: skip
 
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,39 @@ from safetensors.numpy import save_file
 
 from scalelab.config import ModelShape
 from scalelab.data.tokenizers.tokenizer import Tokenizer
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.git import VERSION
 from scalelab.hf import FORMATS
-from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
+from scalelab.hf.families.mixtures import BIAS
+from scalelab.hf.files import CARD_FILE, CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
 from scalelab.hf.formats import Format, to_hf_config, unsupported_keys
-from scalelab.hf.mixtures import BIAS
+from scalelab.hf.multipliers import fold_multipliers
 from scalelab.hf.places import TensorPlace, tensor_places
 from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
-from scalelab.model.block import forward_multipliers
 from scalelab.model.declare import named_leaves, with_variables
-from scalelab.model.stacks import BLOCKS, is_stack
+from scalelab.model.stacks import BLOCKS
 from scalelab.model.transformer import Params, variable_declarations
 from scalelab.record import records
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+NAMED_FORMATS = 3  # in a refusal
 LARGEST_FILE_BYTES = 5_000_000_000  # size at which transformers splits its own files
+
+
+class WriteOptions(NamedTuple):
+    """How to write a model: the tensors' dtype, a family ("": the first that can express the model), whether the
+    tokenizer `begins` a text with the token that ends a document, the text of the model card, and the size at which a
+    file is cut.
+    """
+
+    dtype: str = "float32"
+    family: str = ""
+    begins: bool = False
+    card: str = ""
+    largest_file_bytes: int = LARGEST_FILE_BYTES
+
+
+PLAIN = WriteOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,42 +63,26 @@ class WrittenModel:
     special_ids: dict[str, int | None]
 
 
-def find_format(shape: ModelShape) -> Format:
-    """Find the format that can express this shape; BadInput with every key that the nearest one can't express.
+def find_format(shape: ModelShape, family: str = "") -> Format:
+    """Find the format that can express this shape, of this family if one is named; of several the first in FORMATS.
 
-    Named are formats with experts if the shape has some, and without if not; likewise of latent attention.
+    BadInput, with every key that the nearest one can't express and what the three nearest could. Named are formats with
+    experts if the shape has some, and without if not; likewise of latent attention.
     """
-    wrong = {name: unsupported_keys(form, shape) for name, form in FORMATS.items()}
+    if family and family not in FORMATS:
+        raise BadInput(f"family={family!r} is not a family of models{nearest_hint(family, FORMATS)}")
+    wrong = {name: unsupported_keys(form, shape) for name, form in FORMATS.items() if family in ("", name)}
     of_kind = {name: keys for name, keys in wrong.items() if not {"n_experts", "d_kv_latent"} & set(keys)}
     wrong = of_kind or wrong
-    best = min(wrong, key=lambda name: len(wrong[name]))
-    if not wrong[best]:
-        return FORMATS[best]
+    nearest = sorted(wrong, key=lambda name: len(wrong[name]))[:NAMED_FORMATS]
+    if not wrong[nearest[0]]:
+        return FORMATS[nearest[0]]
     listed = []
-    for key, (value, _) in wrong[best].items():
-        could = ", ".join(f"{name}: {of.get(key, (0, value))[1]!r}" for name, of in wrong.items())
+    for key, (value, _) in wrong[nearest[0]].items():
+        could = ", ".join(f"{name}: {wrong[name].get(key, (0, value))[1]!r}" for name in nearest)
         listed.append(f"model.{key}={value!r} ({could})")
-    raise BadInput(f"no Hugging Face format can express {'; '.join(listed)}")
-
-
-def fold_multipliers(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
-    """Fold forward multipliers into weights: (parameters of the same function under `standard`, {parameter: factor}).
-
-    Each weight is rounded once, or not at all if the factor is a power of two.
-    """
-    factors = forward_multipliers(shape)
-    folded = {}
-
-    def scaled(path: Any, leaf: Any) -> Any:
-        layer = jax.tree_util.keystr(path[:-1], simple=True, separator=".")
-        group, _, rest = layer.partition(".")
-        factor = factors.get(f"{BLOCKS}.{rest}" if is_stack(group) else layer)
-        if factor is None:
-            return leaf
-        folded[layer] = factor
-        return np.asarray(leaf) * np.float32(factor)
-
-    return jax.tree_util.tree_map_with_path(scaled, params), folded
+    what = f"the format {family} can't" if family else "no Hugging Face format can"
+    raise BadInput(f"{what} express {'; '.join(listed)}")
 
 
 def settle_bias(form: Format, shape: ModelShape, params: Params) -> tuple[ModelShape, Params]:
@@ -110,8 +111,7 @@ def write_model(
     shape: ModelShape,
     params: Params,
     lineage: Mapping[str, Any],
-    dtype: str = "float32",
-    largest_file_bytes: int = LARGEST_FILE_BYTES,
+    options: WriteOptions = PLAIN,
     tokenizer: Tokenizer | None = None,
 ) -> WrittenModel:
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata. With
@@ -119,23 +119,25 @@ def write_model(
     express the shape or has a place for every parameter, or if the folder is not empty; WorkFailed if the disk can't
     take it.
     """
-    form = find_format(shape)
+    form, dtype = find_format(shape, options.family), options.dtype
     with_bias, params = settle_bias(form, shape, jax.device_get(params))
     where = tensor_places(form, with_bias)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold_multipliers(shape, params)
     lineage = {**lineage, "scalelab": VERSION, "dtype": dtype, "folded": folded}
-    texts, specials = tokenizer_files(tokenizer, shape.seq_len) if tokenizer else ({}, SpecialIds(None))
+    texts, specials = tokenizer_files(tokenizer, shape.seq_len, options.begins) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        sizes = _write_tensors(draft, where, params, lineage, dtype, largest_file_bytes)
+        sizes = _write_tensors(draft, where, params, lineage, options)
         records.write_json(draft / CONFIG_FILE, to_hf_config(form, shape, dtype, specials.of_model()))
         texts |= {GENERATION_FILE: specials.of_generation(shape.seq_len)} if tokenizer else {}
         for name, content in texts.items():
             records.write_json(draft / name, content)
+        if options.card:
+            (draft / CARD_FILE).write_text(options.card)
         records.write_json(draft / LINEAGE_FILE, lineage)
         files = {path.name: file_sha256(path) for path in sorted(draft.iterdir())}
         draft.replace(folder)  # whole or not at all
@@ -150,16 +152,15 @@ def _write_tensors(
     where: Mapping[str, TensorPlace],
     params: Params,
     lineage: Mapping[str, Any],
-    dtype: str,
-    largest_file_bytes: int,
+    options: WriteOptions,
 ) -> dict[str, int]:
     """Write every tensor, a file at a time; returns their sizes in bytes."""
     leaves = named_leaves(params)
-    kinds = {name: np.dtype(np.float32 if place.exact else DTYPES[dtype]) for name, place in where.items()}
+    kinds = {name: np.dtype(np.float32 if place.exact else DTYPES[options.dtype]) for name, place in where.items()}
     sizes = {name: int(np.prod(place.shape)) * kinds[name].itemsize for name, place in where.items()}
     # transformers reads "format"; the rest is ours. Metadata must be text.
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
-    groups = list(_groups(sizes, largest_file_bytes))
+    groups = list(_groups(sizes, options.largest_file_bytes))
     index: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         name = WEIGHTS_FILE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"

@@ -63,19 +63,27 @@ NORM_PLACES: dict[str, Callable[..., Parts]] = {
 def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     """{layer: factor}: with these factors in the layers' parameters, a standard model computes the same function.
 
-    Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m_d (tied
-    head or not), and a block's last products take 1/m_L. Factors of one are left out.
+    Queries take attention's scale beyond 1/sqrt(d_head) (RoPE is linear), or their norm does; the final norm takes the
+    head's 1/m_d (tied head or not); and a block's last products take 1/m_L, or the norms after them. Factors of one are
+    left out.
     """
-    kinds = {stack.block for stack in stacks(shape)}
-    routed = ("experts.down", "experts.shared.down") if "experts" in kinds else ()
-    last = ("attention.o", *routed, *(("mlp.down",) if kinds - {"experts"} else ()))
-    queries = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
+    product = "q_up" if shape.d_kv_latent and shape.d_q_latent else "q"
+    queries = "q_norm" if shape.qk_norm else product
     factors = {
         f"blocks.attention.{queries}": attention_scale(shape) * shape.d_key**0.5,
-        **{f"blocks.{name}": branch_multiplier(shape) for name in last},
+        **{f"blocks.{name}": branch_multiplier(shape) for name in _branch_ends(shape)},
         "final_norm": head_multiplier(shape),
     }
     return {name: factor for name, factor in factors.items() if np.float32(factor) != 1}
+
+
+def _branch_ends(shape: ModelShape) -> tuple[str, ...]:
+    """The layers of a block whose outputs are added to the residual stream."""
+    if shape.norm_place == "after":
+        return ("attention_norm", "mlp_norm")
+    kinds = {stack.block for stack in stacks(shape)}
+    routed = ("experts.down", "experts.shared.down") if "experts" in kinds else ()
+    return ("attention.o", *routed, *(("mlp.down",) if kinds - {"experts"} else ()))
 
 
 class Block(nn.Module):

@@ -48,16 +48,20 @@ def decode_tokens(
     cache: KVCache,
     policy: Policy = FP32,
     separator: jax.Array | int | None = None,
+    first_B: jax.Array | None = None,
 ) -> tuple[jax.Array, KVCache]:
     """Next-token logits [B, T, V] in fp32 after each of `tokens` [B, T], T >= 1, and the extended cache.
 
     The logits equal those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where
-    the model was trained with data.documents=mask. The caller must leave room: tokens beyond the cache overwrite the
-    last ones.
+    the model was trained with data.documents=mask. `first_B`: index of each sequence's first token; what stands before
+    it is padding, a document of its own, which changes no logits but its own. The caller must leave room: tokens beyond
+    the cache overwrite the last ones.
     """
     index_T = cache.filled + jnp.arange(tokens_BT.shape[1])
     before_BT = jnp.concatenate([cache.last_B[:, None], tokens_BT[:, :-1]], axis=1)
     begins_BT = jnp.zeros(tokens_BT.shape, bool) if separator is None else before_BT == separator
+    if first_B is not None:
+        begins_BT |= index_T[None] == first_B[:, None]
     first_BT = jax.lax.cummax(jnp.where(begins_BT, index_T[None], cache.first_B[:, None]), axis=1)
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))

@@ -54,7 +54,7 @@ def test_out_in_and_on(tmp_path, run, capsys):
 def test_the_data_s_tokenizer_and_its_ids_go_along(tmp_path, capsys):
     assert main(["export", "hf", str(runs.trained()), f"--out={tmp_path}/bytes"]) == 0
     assert "with its tokenizer bytes; id 0 begins and ends a document" in capsys.readouterr().out
-    assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [97, 195, 169]
+    assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [0, 97, 195, 169]
     ranks = ranktokens.load_ranks(small_ranks(300), tmp_path / "x.tiktoken")
     made = config(model__vocab_size=320)
     write_weights(tmp_path / "run", Weights(made, examples.params(config_lib.static(made).model), {}), ranks)
@@ -148,10 +148,10 @@ def test_a_fork_s_weights_are_not_written_as_a_model_without_them(tmp_path, caps
 
 
 def test_a_model_that_no_format_can_say_is_refused_and_nothing_is_written(tmp_path, capsys):
-    untrained(tmp_path / "run", model__qk_norm=True)
+    untrained(tmp_path / "run", model__mlp="relu2")
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
     assert (
-        "no Hugging Face format can express model.qk_norm=True (llama: False, gpt2: False, mistral: False)"
+        "no Hugging Face format can express model.mlp='relu2' (llama: 'swiglu', mistral: 'swiglu', smollm3: 'swiglu')"
         in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

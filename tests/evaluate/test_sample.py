@@ -8,7 +8,8 @@ import pytest
 from scalelab.data.tokenizers.tokenizer import byte_tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
-from scalelab.evaluate.sample import SamplingOptions, _choose_tokens, _restrict_logits, draw_samples
+from scalelab.evaluate.generate import Draws, Rules, choose_tokens, restrict_logits
+from scalelab.evaluate.sample import SamplingOptions, draw_samples
 from tests.evaluate.runs import loaded, log_softmax, plain
 
 BYTES = byte_tokenizer()
@@ -42,6 +43,18 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
+def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone():
+    """Greedily and drawn; where documents are masked, too, and where the padding is as long as a text."""
+    model, prompts = loaded(), ["for i in", "x", "def f(a, b):"]
+    masked = model._replace(static=dataclasses.replace(model.static, documents="mask"))
+    for each in (model, masked):
+        for options in (SamplingOptions(temperature=0.0), SamplingOptions(seed=3, top_k=20)):
+            together = draw_samples(each, BYTES, prompts, 8, 2, options)
+            alone = [one for prompt in prompts for one in draw_samples(each, BYTES, prompt, 8, 2, options)]
+            assert [one.ids for one in together] == [one.ids for one in alone]
+            assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_the_seed_decides_and_neither_count_nor_length_matter():
     model = loaded()
@@ -71,7 +84,7 @@ def test_it_stops_at_the_separator_which_is_no_text_but_costs():
 def test_head_and_nucleus_against_numpy():
     logits = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32) * 2
     for top_k, top_p in ((0, 1.0), (5, 1.0), (1, 1.0), (0, 0.6), (10, 0.5), (0, 1e-6), (500, 0.99)):
-        result = np.isfinite(np.asarray(_restrict_logits(logits, np.int32(top_k), np.float32(top_p))))
+        result = np.isfinite(np.asarray(restrict_logits(logits, np.int32(top_k), np.float32(top_p))))
         for row, allowed in zip(logits.astype(np.float64), result, strict=True):
             order = np.argsort(-row)[: top_k or None]
             p = np.exp(row[order]) / np.exp(row[order]).sum()
@@ -82,8 +95,10 @@ def test_head_and_nucleus_against_numpy():
 def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
     logits, n = np.array([1.0, 0.0, 2.0, -1.0, 5.0], np.float32), 20_000
     rows = np.tile(logits, (n, 1))
-    choice = SamplingOptions(temperature=2.0, top_k=3)
-    drawn = np.asarray(_choose_tokens(rows, np.int32(0), 4, **choice._asdict())[0])  # id 4 stands for no text
+    draws = Draws(2.0, 3, 1.0, 0, np.arange(n))
+    chosen, nats = choose_tokens(rows, np.int32(0), Rules(4, greedy=False, restricted=True), draws)
+    drawn = np.asarray(chosen)  # id 4 stands for no text
+    np.testing.assert_allclose(nats, -log_softmax(logits[:4].astype(float))[drawn], rtol=1e-5)
     p = np.exp(logits[:3] / 2) / np.exp(logits[:3] / 2).sum()
     assert set(drawn) == {0, 1, 2}
     np.testing.assert_allclose(np.bincount(drawn) / n, p, atol=4 * np.sqrt(0.25 / n))

@@ -16,6 +16,7 @@ SMALL = {"vocab_size": 48, "seq_len": 16}
 STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
 LATENT = {"d_kv_latent": 16, "d_head_rope": 6, "d_head_value": 10}
 ROUTED = {"block": "experts", "n_experts": 6, "d_expert": 24}
+NORMS_AFTER = {"norm_place": "after", "qk_norm": True, "qk_norm_over": "projection", "norm_eps": 1e-5}
 NO_BIAS = {"balance_rate": 0.0}
 DEEPSEEK = {
     "d_kv_latent": 8, "d_q_latent": 12, "d_head": 6, "d_head_rope": 4, "d_head_value": 5, "d_ff": 40,
@@ -34,6 +35,30 @@ MODELS = {
     "llama_llama3": (base.llama(32, 2, 4), {"rope_scaling": "llama3", "rope_factor": 8.0, **STRETCHED}, 0),
     "llama_yarn": (base.llama(32, 2, 4), {"rope_scaling": "yarn", "rope_factor": 2.0, "seq_len": 128, **STRETCHED}, 0),
     "mistral": (base.llama(32, 2, 4), {"window": 5, "n_kv_heads": 2, "rope_theta": 5e5}, 0),
+    "qwen2": (base.llama(32, 2, 4), {"n_kv_heads": 2, "qkv_bias": True, "tied_head": True, "rope_theta": 1e6}, 0),
+    "qwen2_windows": (base.llama(32, 4, 4), {"qkv_bias": True, "window": 5, "global_every": 2, "n_kv_heads": 1}, 0),
+    "qwen3": (base.llama(32, 2, 4), {"n_kv_heads": 2, "d_head": 6, "qk_norm": True, "tied_head": True}, 0),
+    "qwen3_yarn": (
+        base.llama(32, 2, 4),
+        {"qk_norm": True, "rope_scaling": "yarn", "rope_factor": 2.0, "seq_len": 128, **STRETCHED},
+        0,
+    ),
+    "qwen3_mup": (base.llama(32, 2, 4), {"qk_norm": True}, 12),
+    "olmo2": (base.llama(32, 3, 4), {**NORMS_AFTER, "n_kv_heads": 2, "rope_theta": 5e5, "d_head": 10}, 0),
+    "olmo2_completep": (base.llama(32, 2, 4), NORMS_AFTER | {"tied_head": True}, 12),
+    "olmo3": (base.llama(32, 5, 4), {**NORMS_AFTER, "window": 5, "global_every": 4, "rope_theta": 5e5}, 0),
+    "olmo3_yarn": (
+        base.llama(32, 3, 4),
+        {**NORMS_AFTER, "window": 5, "global_every": 2, "rope_scaling": "yarn", "rope_factor": 2.0, "seq_len": 128}
+        | {**STRETCHED, "rope_local_theta": STRETCHED["rope_theta"]},
+        0,
+    ),
+    "smollm3": (base.llama(32, 5, 4), {"n_kv_heads": 2, "nope_every": 2, "rope_theta": 5e4, "tied_head": True}, 0),
+    "smollm3_bias": (base.llama(32, 3, 4), {"nope_every": 3, "bias": True, "rope_theta": 100.0}, 0),
+    "phi3": (base.llama(32, 2, 4), {"n_kv_heads": 2, "window": 5, "d_ff": 40}, 0),
+    "stablelm": (base.llama(32, 2, 4), {"norm": "layernorm", "qkv_bias": True, "n_kv_heads": 2}, 0),
+    "stablelm_parallel": (base.llama(24, 2, 3), {"norm": "layernorm", "block": "parallel", "tied_head": True}, 0),
+    "granite": (base.llama(32, 2, 4), {"n_kv_heads": 2, "bias": True, "tied_head": True}, 0),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
     "deepseek": (
@@ -92,6 +117,11 @@ def config(name: str, **changes):
         kind = "completep" if name.endswith("completep") else "mup"
         tree.parametrization.name, tree.parametrization.base_width = kind, base_width
     return config_lib.resolve(tree)
+
+
+def family(name: str) -> str:
+    """The family in which an example is written: that of its name, where the first that could is another."""
+    return name if name in ("phi3", "granite") else ""
 
 
 def shape(name: str, **changes) -> ModelShape:

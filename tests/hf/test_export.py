@@ -23,7 +23,7 @@ from scalelab.hf.formats import (
     unsupported_keys,
 )
 from scalelab.hf.places import TensorRow, all_declarations, tensor_places
-from scalelab.hf.write import find_format, fold_multipliers, write_model
+from scalelab.hf.write import WriteOptions, find_format, fold_multipliers, write_model
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import next_token_logits
 from tests import forks
@@ -39,7 +39,8 @@ LINEAGE = {"run": "runs/a", "step": 7, "digest": "d"}
 
 def written(folder, name, **options):
     shape = examples.shape(name)
-    return write_model(folder / name, shape, examples.params(shape), LINEAGE, tokenizer=examples.NONE, **options)
+    options = WriteOptions(family=examples.family(name), **options)
+    return write_model(folder / name, shape, examples.params(shape), LINEAGE, options, examples.NONE)
 
 
 def largest_difference(a, b):
@@ -174,29 +175,25 @@ def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
 
 
 REFUSED = {
-    "qk_norm": ("llama_tied", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, gpt2: False"),
-    "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(llama: 0.0, gpt2: 0.0"),
-    "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu', gpt2: 'gelu'"),
-    "relative": (
-        "llama_tied",
-        {"position": "relative"},
-        r"model.position='relative' \(llama: 'rope', gpt2: 'learned'",
-    ),
+    "qk_norm": ("llama_grouped", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, .*|model.bias=True \(qwen3"),
+    "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(gpt2: 0.0, llama: 0.0"),
+    "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu'"),
+    "relative": ("llama_tied", {"position": "relative"}, r"model.position='relative' \(llama: 'rope'"),
     "no position": ("llama_tied", {"position": "none"}, "model.position='none'"),
-    "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(llama: 'rmsnorm', gpt2: 'layernorm'"),
+    "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(gpt2: 'layernorm', llama: 'rmsnorm'"),
     "no bias": ("gpt2", {"bias": False}, "model.bias=False .*gpt2: True"),
-    "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(llama: 1, gpt2: 3"),
+    "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(gpt2: 3, llama: 1"),
     "wide heads": ("gpt2", {"d_head": 10}, "model.d_head=10"),
     "odd width": ("llama_tied", {"d_model": 26}, r"model.d_model=26 \(llama: 24"),
     "ntk": ("llama_tied", {"rope_scaling": "ntk", "rope_factor": 2.0}, "model.rope_scaling='ntk' .llama: 'none'"),
     "yarn": ("llama_yarn", {"seq_len": 64}, r"model.seq_len=64 \(llama: 128"),
-    "window and bias": ("mistral", {"bias": True}, r"model.window=5 \(llama: 0.*mistral: 5\)"),
+    "window and bias": ("mistral", {"bias": True}, r"model.window=5 \(llama: 0|model.bias=True \(mistral: False"),
     "alternating": ("mistral", {"global_every": 2}, "model.window=5|model.global_every=2"),
-    "no positions": ("llama_tied", {"nope_every": 2}, "model.nope_every=2"),
-    "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False"),
+    "too rare": ("smollm3", {"nope_every": 9}, r"model.nope_every=9 \(llama: 0"),
+    "qkv": ("qwen3", {"qkv_bias": True}, r"model.qkv_bias=True \(qwen3: False|model.qk_norm=True \(qwen2: False"),
     "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
     "stacks": ("llama_tied", {"block": "sequential=1,sequential=2"}, "model.block='sequential=1,.*=2' .llama: 'seq"),
-    "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
+    "two": ("llama_tied", {"mlp": "relu", "logit_softcap": 1.0}, "model.mlp='relu' .*; model.logit_softcap=1.0"),
 }
 
 
@@ -206,6 +203,15 @@ def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
     with pytest.raises(BadInput, match=message) as caught:
         find_format(examples.shape(name, **changes))
     assert str(caught.value).startswith("no Hugging Face format can express model.") and "\n" not in str(caught.value)
+
+
+def test_a_family_that_is_named_says_what_it_can_not_express():
+    """Of layers with a window: another theta, which only transformers 5 has, or the scaling of the others."""
+    for name, theta, could in (("olmo3", 9.0, 5e5), ("olmo3_yarn", 0.0, 100.0)):
+        with pytest.raises(BadInput, match=f"olmo3 can't express model.rope_local_theta={theta} .olmo3: {could}"):
+            find_format(examples.shape(name, rope_local_theta=theta), "olmo3")
+    with pytest.raises(BadInput, match="family='phi' is not a family of models; did you mean 'phi3'"):
+        find_format(examples.shape("phi3"), "phi")
 
 
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):

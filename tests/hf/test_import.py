@@ -24,6 +24,17 @@ from tests.quick import one_in
 LOGITS = np.load(HERE / "answers.npz")
 LLAMA, GPT2 = HERE / "their_llama", HERE / "their_gpt2"
 MIXTRAL, OLMOE, DEEPSEEK = HERE / "their_mixtral", HERE / "their_olmoe", HERE / "their_deepseek_v3"
+FAMILIES = [
+    *(("qwen2", 27), ("qwen3", 24), ("olmo2", 25), ("olmo3", 58), ("smollm3", 67), ("phi3", 14), ("stablelm", 28)),
+    *(("granite", 34), ("mistral", 21)),
+]  # name, tensors
+
+
+def quick(name):
+    """Marks: granite, with multipliers, and one with layers of two kinds stand for all."""
+    return [] if name in ("granite", "olmo3") else [pytest.mark.full]
+
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -46,6 +57,7 @@ def loaded_logits(folder):
         pytest.param(HERE / "their_qwen3_moe", {"bfloat16": 62}, 4, id="qwen3_moe", marks=pytest.mark.full),
         pytest.param(OLMOE, {"float32": 25}, 2, id="olmoe", marks=pytest.mark.full),
         pytest.param(DEEPSEEK, {"float32": 53}, 2, id="deepseek_v3", marks=pytest.mark.full),
+        *(pytest.param(HERE / f"their_{name}", {"bfloat16": n}, 2, id=name, marks=quick(name)) for name, n in FAMILIES),
     ],
 )
 def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes, files):
@@ -169,7 +181,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 CONFIGS = {
     "another model": (
         {"model_type": "bloom"},
-        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gpt2, llama, mistral",
+        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gpt2, granite, llama",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),

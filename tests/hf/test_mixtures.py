@@ -17,7 +17,7 @@ from scalelab.errors import BadInput
 from scalelab.hf import FORMATS, read
 from scalelab.hf.formats import from_hf_config, to_hf_config
 from scalelab.hf.places import tensor_places
-from scalelab.hf.write import find_format, settle_bias, write_model
+from scalelab.hf.write import WriteOptions, find_format, settle_bias, write_model
 from scalelab.model.declare import named_leaves
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest, write_text_model
@@ -297,7 +297,7 @@ def test_a_bias_goes_only_where_the_family_has_one():
 def test_the_bias_stays_in_fp32_in_an_export_to_bf16(tmp_path):
     shape = examples.shape("deepseek_v3")
     params = examples.params(shape)
-    write_model(tmp_path / "hf", shape, params, {"run": "r", "step": 0}, dtype="bfloat16")
+    write_model(tmp_path / "hf", shape, params, {"run": "r", "step": 0}, WriteOptions("bfloat16"))
     source = read.examine_folder(tmp_path / "hf")
     assert source.dtypes == {"bfloat16": 89, "float32": 2}
     before, after = named_leaves(params), named_leaves(read.load_params(source))

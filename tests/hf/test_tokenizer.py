@@ -15,7 +15,7 @@ from scalelab.data.tokenizers import hf_json
 from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.hf import tokenizer as exported
-from scalelab.hf.write import write_model
+from scalelab.hf.write import WriteOptions, write_model
 from tests.data import corpora
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, text_digest
@@ -166,10 +166,11 @@ def test_transformers_reads_our_ids_and_what_they_mean(tmp_path):
     shape = examples.shape("llama_tied", vocab_size=1024)
     params = examples.params(shape)
     for name, tokenizer in kinds():
-        write_model(tmp_path / name, shape, params, {}, tokenizer=tokenizer)
+        write_model(tmp_path / name, shape, params, {}, WriteOptions(begins=True), tokenizer)
         answer, end = asked.pop(name), tokenizer.separator
         assert text_digest(tmp_path / name) == answer["files"], "run tests/hf/oracle/make.py again"
         assert answer["ids"] == [tokenizer.encode(text.encode()).tolist() for text in texts(12)]
+        assert answer["begun"] == [[end, *ids] for ids in answer["ids"][:3]]  # as a document begins
         assert answer["tokenizer"] == [end, end, end, shape.seq_len] and answer["config"] == [end, end, None]
         assert answer["generation"] == [end, end, end, shape.seq_len]
     assert not asked

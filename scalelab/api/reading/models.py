@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from scalelab import config as config_lib
 from scalelab.api.arguments import FOLDER, Facts, Path, check_arguments, list_paths, optional, whole
 from scalelab.api.door import Overrides, add_overrides, cache_programs
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
@@ -15,9 +16,17 @@ from scalelab.evaluate import evaluations, subject
 from scalelab.evaluate import sample as sample_lib
 from scalelab.evaluate import tasks as tasks_lib
 from scalelab.evaluate.subject import load_model_tokenizer
+from scalelab.hf.card import CardFacts, write_card
 from scalelab.hf.formats import IRRELEVANT_KEYS, keys_without_effect
-from scalelab.hf.write import DTYPES, WrittenModel, write_model
-from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
+from scalelab.hf.write import DTYPES, WriteOptions, WrittenModel, find_format, write_model
+from scalelab.record import records
+from scalelab.train.resume.weights import (
+    Weights,
+    load_hf_tokenizer,
+    load_hf_weights,
+    load_run_weights,
+    write_weights,
+)
 from scalelab.untrusted.paths import describe_link
 
 if TYPE_CHECKING:
@@ -65,10 +74,10 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Continuations of a prompt with their `texts`, and the weights that made them."""
+    """Continuations with their `texts`, in the order of the prompts, and the weights that made them."""
 
     origin: Facts
-    prompt: str
+    prompts: list[str]
     choice: "SamplingOptions"
     samples: "list[Sample]"
     texts: list[str]
@@ -76,20 +85,24 @@ class Sampled:
 
 @check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
 def sample(
-    run: Path, prompt: str = "", *, tokens: int | None = None, samples: int = 1, temperature: float = 1.0,
-    top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
+    run: Path, prompt: str | Sequence[str] = "", *, tokens: int | None = None, samples: int = 1,
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
     progress: Counted = _uncounted,
 ) -> Sampled:  # fmt: skip
-    """Continue a prompt with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens."""
+    """Continue prompts with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens.
+
+    `prompt`: one or several, which are one batch; `samples`: of each.
+    """
     cache_programs()
     model = subject.load_evaluated_model(os.fspath(run), ema, average)
     tokenizer = subject.load_model_tokenizer(model)
-    most = sample_lib.default_tokens(model, tokenizer, prompt) if tokens is None else tokens
+    prompts = list(prompt)  # the decorator made a list of one
+    most = sample_lib.default_tokens(model, tokenizer, *prompts) if tokens is None else tokens
     options = sample_lib.SamplingOptions(temperature, top_k, top_p, seed)
     count = lambda done, of: progress("tokens", done, of)  # noqa: E731
-    drawn = sample_lib.draw_samples(model, tokenizer, prompt, most, samples, options, count)
+    drawn = sample_lib.draw_samples(model, tokenizer, prompts, most, samples, options, count)
     texts = [sample_lib.decode_sample(tokenizer, each) for each in drawn]
-    return Sampled(model.origin, prompt, options, drawn, texts)
+    return Sampled(model.origin, prompts, options, drawn, texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +116,28 @@ class Exported:
 
 @check_arguments(out=FOLDER, average=whole(1))
 def export_hf(
-    run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", ema: bool = False, average: int = 1
-) -> Exported:
-    """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`)."""
+    run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", family: str = "", ema: bool = False,
+    average: int = 1,
+) -> Exported:  # fmt: skip
+    """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`).
+
+    `family`: of several families of models that can express it, this one (`FORMATS`); "": the first.
+    """
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} is not a type of tensors; known: {', '.join(DTYPES)}")
     weights = load_run_weights(os.fspath(run), ema, average)
     tokenizer, why = _find_tokenizer(weights)
-    folder = pathlib.Path(out)
-    written = write_model(folder, weights.shape, weights.params, weights.origin, dtype, tokenizer=tokenizer)
+    begins = not config_lib.static(weights.config).masks_documents  # else a document begins with its own first token
+    card = write_card(find_format(weights.shape, family), weights.shape, _card_facts(weights), begins, dtype)
+    options = WriteOptions(dtype, family, begins, card)
+    written = write_model(pathlib.Path(out), weights.shape, weights.params, weights.origin, options, tokenizer)
     return Exported(written, weights.origin, why)
+
+
+def _card_facts(weights: Weights) -> CardFacts:
+    folder = pathlib.Path(weights.origin["run"])
+    record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    return CardFacts(weights.config.to_dict(), record, weights.origin, records.read_evaluations(folder))
 
 
 def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:

@@ -33,12 +33,12 @@ def digest(tensors):
 
 def write(folder, beginning=""):
     """Our side: every example whose name begins so as a folder, and the tokens to ask about."""
-    from scalelab.hf.write import write_model
+    from scalelab.hf.write import WriteOptions, write_model
     from tests.hf import examples
 
     for name in (name for name in examples.MODELS if name.startswith(beginning)):
-        shape = examples.shape(name)
-        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
+        shape, options = examples.shape(name), WriteOptions(family=examples.family(name))
+        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, options, examples.NONE)
     for name in (name for name in examples.TEXTS if name.startswith(beginning)):
         write_text_model(folder / "texts" / name, name)
     np.save(folder / "tokens.npy", examples.tokens())
@@ -110,12 +110,13 @@ def _continue_texts(torch, transformers, folder):
 
 def write_tokenizers(folder):
     """Our side: a model with a tokenizer of every kind, and the texts to ask about."""
-    from scalelab.hf.write import write_model
+    from scalelab.hf.write import WriteOptions, write_model
     from tests.hf import examples, test_tokenizer
 
     shape = examples.shape("llama_tied", vocab_size=1024)
     for name, tokenizer in test_tokenizer.kinds():
-        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=tokenizer)
+        lineage, options = {"run": name, "step": 0}, WriteOptions(begins=True)
+        write_model(folder / name, shape, examples.params(shape), lineage, options, tokenizer)
     (folder / "texts.json").write_text(json.dumps(test_tokenizer.texts(12)))
 
 
@@ -133,7 +134,8 @@ def ask_tokenizers(folder):
         )
         asked[path.name] = {
             "files": text_digest(path),
-            "ids": [tokenizer(text)["input_ids"] for text in texts],
+            "ids": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
+            "begun": [tokenizer(text)["input_ids"] for text in texts[:3]],
             "tokenizer": [
                 tokenizer.bos_token_id,
                 tokenizer.eos_token_id,
@@ -161,10 +163,12 @@ def text_digest(folder):
 def _own_models(torch, transformers):
     """Of those that are not here yet: none of their parameters is 0 or 1.
 
-    A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models in fp32 with all layers dense;
-    mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5 holds it: the experts of a layer
-    in two tensors.
+    Dense families of families.py in bf16. A Llama in bf16 and in parts; a GPT-2 in fp32 in one file; DeepSeek's models
+    in fp32 with all layers dense; mixtures, of which Qwen3-MoE is in bf16 and in parts, and OLMoE as transformers 5
+    holds it: the experts of a layer in two tensors.
     """
+    import families
+
     llama = transformers.LlamaConfig(
         vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
@@ -204,6 +208,7 @@ def _own_models(torch, transformers):
         *(("llama", llama, bf16, "8KB"), ("gpt2", gpt2, fp32, "1GB")),
         *(("deepseek_v2", v2, fp32, "1GB"), ("deepseek_v3_dense", v3, fp32, "1GB"), ("mixtral", mixtral, fp32, "1GB")),
         *(("qwen3_moe", qwen, bf16, "20KB"), ("olmoe", olmoe, fp32, "1GB"), ("deepseek_v3", deepseek, fp32, "1GB")),
+        *((name, config, bf16, "1GB") for name, config in families.configs(transformers).items()),
     ):
         folder = HERE / f"their_{name}"
         if folder.exists():

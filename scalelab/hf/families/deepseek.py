@@ -11,19 +11,19 @@ from typing import Any
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
-from scalelab.hf.formats import COMMON_BLOCK, EXPERT_KEYS, NULL, REQUIRED_KEY, UNSET, Format
-from scalelab.hf.llama import EMBEDDING, KINDS, LAYER, LLAMA, MLP, NORMS_AND_HEAD, weights
-from scalelab.hf.mixtures import (
+from scalelab.hf.families.llama import EMBEDDING, KINDS, LAYER, LLAMA, MLP, NORMS_AND_HEAD, weights
+from scalelab.hf.families.mixtures import (
     BIAS,
     DENSE,
     EXPERTS,
     FUSED,
     ROUTED,
     blocks_of,
-    check_layer_count,
     router_row,
     sparse_layers,
 )
+from scalelab.hf.formats import COMMON_BLOCK, EXPERT_KEYS, NULL, REQUIRED_KEY, UNSET, Format
+from scalelab.hf.layer_types import check_layer_count
 from scalelab.hf.places import TensorRow
 
 GAMMA = 1e-3  # section 4.2: the step of the experts' bias for most of the run
@@ -157,6 +157,9 @@ DEEPSEEK_V3 = Format(
         "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
     },
     beyond="num_nextn_predict_layers",
+    also=("first_k_dense_replace", "q_lora_rank"),
+    # of training, and sums of other keys
+    neutral=("ep_size", "seq_aux", "aux_loss_alpha", "head_dim", "qk_head_dim"),
     told=(*options.ROPE_KEYS, "block", "balance_rate", "router_scores", "d_q_latent", "rope_mscale"),
     write=_write,
     read=_read,
@@ -177,4 +180,5 @@ DEEPSEEK_V2 = dataclasses.replace(
     told=(*options.ROPE_KEYS, "d_q_latent", "rope_mscale"),
     write=lambda shape: {key: value for key, value in _write(shape).items() if key != "num_nextn_predict_layers"},
     read=_read_dense,
+    neutral=(*DEEPSEEK_V3.neutral, *(name for names in _ROUTER_KEYS.values() for name in names)),  # without experts
 )

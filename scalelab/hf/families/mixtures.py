@@ -13,13 +13,23 @@ from scalelab.config import ModelShape
 from scalelab.config.mixture_text import StackText, format_stacks, parse_stacks
 from scalelab.errors import BadInput
 from scalelab.hf import options
+from scalelab.hf.families.llama import (
+    ATTENTION,
+    EMBEDDING,
+    KINDS,
+    LAYER,
+    LLAMA,
+    MLP,
+    NORMS_AND_HEAD,
+    QK_NORMS,
+    weights,
+)
 from scalelab.hf.formats import COMMON_BLOCK, REQUIRED_KEY, Format
-from scalelab.hf.llama import ATTENTION, EMBEDDING, KINDS, LAYER, LLAMA, MLP, NORMS_AND_HEAD, weights
+from scalelab.hf.layer_types import check_layer_count
 from scalelab.hf.places import TensorRow
 
 ROUTED = "blocks.experts."
 BIAS = f"{ROUTED}bias.v"  # of the experts' ranks
-MOST_LAYERS = 10_000  # of a config.json whose layers differ
 DENSE, SPARSE = "sequential", "experts"  # kinds of blocks
 
 # Options of a mixture that none of these models has.
@@ -27,7 +37,6 @@ PLAIN_MIXTURE = KINDS | COMMON_BLOCK | {
     "logit_softcap": 0.0, "rope_mscale": 1.0, "bias": False, "d_kv_latent": 0, "n_shared_experts": 0,
     "router_scores": "softmax", "router_scale": 1.0, "router_groups": 1, "router_groups_per_token": 1,
 }  # fmt: skip
-QK_NORMS = tuple(TensorRow(f"{LAYER}self_attn.{x}_norm.weight", (f"blocks.attention.{x}_norm.g",)) for x in "qk")
 
 
 def expert_rows(place: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
@@ -57,14 +66,6 @@ KEYS = {key: LLAMA.keys[key] for key in LLAMA.keys if key not in ("d_ff", "bias"
 def limit_mixture(shape: ModelShape) -> dict[str, Any]:
     """Values required of a mixture: experts, none of whose tokens is dropped."""
     return {"n_experts": max(shape.n_experts, 1), "expert_capacity": 0.0} | options.rope_constraints(shape)
-
-
-def check_layer_count(values: Mapping[str, Any]) -> int:
-    """The number of layers, before any is listed."""
-    count = values["n_layers"]
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MOST_LAYERS:
-        raise BadInput(f"num_hidden_layers={repr(count)[:40]} is not a whole number from 1 to {MOST_LAYERS}")
-    return count
 
 
 def blocks_of(sparse: list[bool]) -> str:
@@ -136,6 +137,7 @@ MIXTRAL = Format(
     buffers=(".rotary_emb.inv_freq",),
     unused=("d_ff",),
     told=(*options.ROPE_KEYS, "window", "balance_rate"),
+    also=("sliding_window",),
     write=lambda shape: options.rope_to_hf(shape) | {"sliding_window": shape.window or None},
     read=lambda content, values: _without_bias(content, values) | _read_window(content),
 )
@@ -161,6 +163,8 @@ QWEN3_MOE = Format(
     fused=(*_AROUND, *QK_NORMS, *weights(MLP), router_row("mlp"), *FUSED, *NORMS_AND_HEAD),
     buffers=(".rotary_emb.inv_freq",),
     told=(*options.ROPE_KEYS, "block", "balance_rate"),
+    also=("decoder_sparse_step", "mlp_only_layers"),
+    neutral=("sliding_window", "max_window_layers"),  # of a window that is not used
     write=lambda shape: options.rope_to_hf(shape) | _write_qwen_blocks(shape),
     read=lambda content, values: _without_bias(content, values) | _read_qwen_blocks(content, values),
 )

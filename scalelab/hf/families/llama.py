@@ -4,7 +4,9 @@ Also Mistral (Jiang et al. 2023): a Llama without biases whose layers all have o
 """
 
 import dataclasses
+from typing import Any
 
+from scalelab.config import ModelShape
 from scalelab.hf import options
 from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format
 from scalelab.hf.places import TensorRow
@@ -14,7 +16,7 @@ ATTENTION = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "q
 MLP = {f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")}
 KINDS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}  # of every model of this family
 
-_OURS = KINDS | {"qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0} | PLAIN_BLOCK
+OURS = KINDS | {"qk_norm": False, "logit_softcap": 0.0, "rope_mscale": 1.0} | PLAIN_BLOCK
 
 
 def weights(names: dict[str, str]) -> tuple[TensorRow, ...]:
@@ -22,12 +24,22 @@ def weights(names: dict[str, str]) -> tuple[TensorRow, ...]:
     return tuple(TensorRow(f"{LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in names.items())
 
 
+def whole_heads(shape: ModelShape) -> dict[str, Any]:
+    """The width that transformers requires, although head_dim is a separate key."""
+    return {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads}
+
+
 EMBEDDING = TensorRow("model.embed_tokens.weight", ("embed.w",))
+QKV_BIASES = tuple(TensorRow(f"{LAYER}self_attn.{x}_proj.bias", (f"blocks.attention.{x}.b",)) for x in "qkv")
+QK_NORMS = tuple(TensorRow(f"{LAYER}self_attn.{x}_norm.weight", (f"blocks.attention.{x}_norm.g",)) for x in "qk")
+FINAL_NORM_AND_HEAD = (
+    TensorRow("model.norm.weight", ("final_norm.g",)),
+    TensorRow("lm_head.weight", ("head.w",), True),
+)
 NORMS_AND_HEAD = (
     TensorRow(f"{LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
     TensorRow(f"{LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
-    TensorRow("model.norm.weight", ("final_norm.g",)),
-    TensorRow("lm_head.weight", ("head.w",), True),
+    *FINAL_NORM_AND_HEAD,
 )
 
 LLAMA = Format(
@@ -55,12 +67,9 @@ LLAMA = Format(
         **{"tie_word_embeddings": False, "attention_bias": False},
         **{"hidden_act": "silu"},
     },
-    ours=_OURS | {"window": 0},
+    ours=OURS | {"window": 0},
     theirs={"hidden_act": "silu"},
-    # transformers requires it, although head_dim is a separate key
-    limits=lambda shape: (
-        {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.rope_constraints(shape)
-    ),
+    limits=lambda shape: whole_heads(shape) | options.rope_constraints(shape),
     tensors=(
         EMBEDDING,
         *weights(ATTENTION | MLP),
@@ -79,8 +88,9 @@ MISTRAL = dataclasses.replace(
     architecture="MistralForCausalLM",
     keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
     absent=LLAMA.absent | {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    ours=_OURS | {"bias": False, "global_every": 0},
+    ours=OURS | {"bias": False, "global_every": 0},
     told=(*options.ROPE_KEYS, "window"),
     write=lambda shape: options.rope_to_hf(shape) | {"sliding_window": shape.window},
     read=lambda content, values: options.rope_from_hf(content, values["seq_len"]) | options.parse_window(content),
+    also=("sliding_window", "layer_types"),
 )

@@ -1,0 +1,77 @@
+"""python -m checks.numerics.families [--json[=PATH]]
+
+Compare logits with transformers' in every family of models, both ways, from the answers that tests/hf/oracle/make.py
+asked of it: the examples that are written here (`out`), and models that transformers drew and saved (`in`). Every
+parameter of both is perturbed, gains and biases too. Prints the largest difference by family, in fp32, and the largest
+logit. A minute on two CPU cores.
+
+    python -m checks.numerics.families
+"""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+
+from checks.shared import RESULTS, command_line, result_header
+from scalelab import config as config_lib
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import emit_json
+from scalelab.hf import FORMATS, read
+from scalelab.hf.write import find_format
+from tests.hf import examples
+from tests.hf.oracle.make import HERE
+
+VARIANTS = ("_dense",)  # endings of names of folders, behind the family's
+
+
+def measure_families() -> list[dict]:
+    """A row for each family: the largest differences and the largest logit of its models."""
+    answers = np.load(HERE / "answers.npz")
+    tokens, differences = jnp.asarray(answers["tokens"]), {}
+
+    def compare(family: str, way: str, shape: object, params: object, theirs: np.ndarray) -> None:
+        ours = np.asarray(examples.logits(shape, params, tokens))
+        differences.setdefault(family, {}).setdefault(way, []).append(
+            (np.abs(ours - theirs).max(), np.abs(theirs).max())
+        )
+
+    for name in examples.MODELS:
+        shape = examples.shape(name)
+        compare(find_format(shape, examples.family(name)).name, "out", shape, examples.params(shape), answers[name])
+    for folder in sorted(HERE.glob("their_*")):
+        source, name = read.examine_folder(folder), folder.name.removeprefix("their_")
+        family = next(name.removesuffix(end) for end in VARIANTS if name.endswith(end) or end == VARIANTS[-1])
+        shape = config_lib.static(source.config).model
+        compare(family, "in", shape, read.load_params(source), answers[folder.name])
+    return [_make_row(family, differences[family]) for family in FORMATS if family in differences]
+
+
+def _make_row(family: str, ways: dict[str, list[tuple[float, float]]]) -> dict:
+    row: dict = {"family": family}
+    for way in ("out", "in"):
+        found = ways.get(way, [])
+        row |= {way: float(f"{max(d for d, _ in found):.1e}") if found else None, f"models_{way}": len(found)}
+    return row | {"largest_logit": round(float(max(size for found in ways.values() for _, size in found)), 1)}
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table and write the result."""
+    options = command_line("numerics.families", __doc__).parse_args(argv)
+    rows = measure_families()
+    for row in rows:
+        cells = [
+            row["family"],
+            *(f"{row[way]:.1e}" if row[way] else "-" for way in ("out", "in")),
+            row["largest_logit"],
+        ]
+        print("| " + " | ".join(map(str, cells)) + " |")
+    content = result_header("numerics.families", argv) | {"rows": rows}
+    (RESULTS / "families.json").write_text(json.dumps(content, indent=1) + "\n")
+    emit_json(content, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("checks.numerics.families", main, sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""StableLM (Stability AI 2023): a Llama with LayerNorms; both branches may follow one norm."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from scalelab.config import ModelShape
+from scalelab.errors import BadInput
+from scalelab.hf import options
+from scalelab.hf.families.llama import ATTENTION, EMBEDDING, LAYER, LLAMA, MLP, OURS, QKV_BIASES, weights, whole_heads
+from scalelab.hf.places import TensorRow
+
+SHARE = "partial_rotary_factor"  # 1/4 where config.json has none
+_NORMS = {
+    f"{LAYER}input_layernorm": "blocks.attention_norm",
+    f"{LAYER}post_attention_layernorm": "blocks.mlp_norm",
+    "model.norm": "final_norm",
+}
+
+
+def _write(shape: ModelShape) -> dict[str, Any]:
+    share = dict.fromkeys((SHARE, f"rope_parameters.{SHARE}"), 1.0)
+    return options.rope_to_hf(shape) | share | {"use_parallel_residual": shape.block == "parallel"}
+
+
+def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    group = content.get("rope_parameters")
+    share = (group.get(SHARE) if isinstance(group, dict) else None) or content.get(SHARE, 0.25)
+    if share != 1.0:
+        raise BadInput(f"{SHARE}={repr(share)[:40]}: only 1.0 can be read, RoPE on all numbers of a head")
+    block = {"block": "parallel" if content.get("use_parallel_residual") else "sequential"}
+    return options.rope_from_hf(content, values["seq_len"]) | block
+
+
+STABLELM = dataclasses.replace(
+    LLAMA,
+    name="stablelm",
+    architecture="StableLmForCausalLM",
+    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours not in ("bias", "d_head")}
+    | {"norm_eps": ("layer_norm_eps",), "qkv_bias": ("use_qkv_bias",)},
+    absent=LLAMA.absent
+    | {"max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "use_qkv_bias": False, "qk_layernorm": False},
+    ours={key: value for key, value in OURS.items() if key not in ("block", "qkv_bias")}
+    | {"norm": "layernorm", "bias": False, "window": 0},
+    theirs=LLAMA.theirs | {"qk_layernorm": False},
+    limits=lambda shape: (
+        whole_heads(shape)
+        | options.rope_constraints(shape)
+        | {"d_head": shape.d_model / shape.n_heads, "block": shape.block if shape.block == "parallel" else "sequential"}
+    ),
+    tensors=(
+        EMBEDDING,
+        *weights(ATTENTION | MLP),
+        *QKV_BIASES,
+        *(TensorRow(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
+        *(TensorRow(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
+        TensorRow("lm_head.weight", ("head.w",), True),
+    ),
+    told=(*options.ROPE_KEYS, "block"),
+    write=_write,
+    read=_read,
+    also=("use_parallel_residual", SHARE),
+)
