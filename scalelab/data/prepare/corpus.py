@@ -44,7 +44,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     """
     _check_options(request)
     start, out = time.perf_counter(), request.out
-    parts = specs.parse_sources(request.sources)
+    parts = specs.parse_sources(request.sources, request.text_key)
     given = load_requested_tokenizer(request, parts)
     plan = preparation_plan(request, parts, given)
     if (out / "index.json").exists():
@@ -55,7 +55,9 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     with lock.hold_folder(out, "--out", request.take_over) as warning:
         is_new = not (out / "plan.json").exists()
         enter_folder(out, plan)
-        for note in filter(None, [warning, *(note for part in parts for note in specs.part_notes(part))]):
+        for note in filter(
+            None, [warning, *(note for part in parts for note in specs.part_notes(part, request.text_key))]
+        ):
             progress({"note": note})
         try:
             index = _fill_folder(request, parts, given, work, progress, stop)

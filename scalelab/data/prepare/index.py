@@ -64,8 +64,10 @@ def _part_entry(
             f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
         )
     n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
-    _refuse_empty_splits(part, n, n_bad, request)
-    return {
+    n_filtered = sum(record.get("n_filtered", 0) for record in unit_records)
+    _refuse_empty_splits(part, n, n_bad, n_filtered, request)
+    chosen = {"selection": text, "n_filtered": n_filtered} if (text := part.selection.describe()) else {}
+    return chosen | {
         "source": part.spec,
         "text_bytes": {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS},
         "n_bad": n_bad,
@@ -74,9 +76,13 @@ def _part_entry(
     }
 
 
-def _refuse_empty_splits(part: specs.SourcePart, n: Mapping[str, int], n_bad: int, request: Request) -> None:
+def _refuse_empty_splits(
+    part: specs.SourcePart, n: Mapping[str, int], n_bad: int, n_filtered: int, request: Request
+) -> None:
     """Raise BadInput if a part has no document for a split; `n`: its documents by split."""
     total, bad = sum(n.values()), f", {n_bad} bad" if n_bad else ""
+    if n_filtered:
+        bad += f", {n_filtered} left out by {part.selection.describe()}"
     if not total:
         raise BadInput(f"--source={part.spec} is empty: no document in {len(part.paths)} files{bad}")
     for split in SPLITS:
@@ -99,6 +105,11 @@ def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress
         parts.append(
             {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
         )
+        if part.get("selection"):
+            parts[-1] |= {"selection": part["selection"], "n_filtered": part["n_filtered"]}
+            n_taken = counts["train_documents"] + counts["val_documents"]
+            left_out = f"{part['n_filtered']:,} are left out"
+            progress({"note": f"{name}: {n_taken:,} documents are taken by {part['selection']}, {left_out}"})
         for place in part["bad"]:
             progress({"note": f"left out: {place}"})
     tokenizer = {key: index["tokenizer"][key] for key in ("name", "vocab_size", "separator")}

@@ -16,7 +16,7 @@ from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
 MOST_PLAN_BYTES = 2**28  # size of a plan of two million source files
-PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR}
+PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST], "selection?": TEXT}}, "*": SCALAR}
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 
@@ -99,8 +99,14 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
         "text_key": request.text_key,
         "val_fraction": request.val_fraction,
         "split_seed": request.split_seed,
-        "sources": {part.name: {"spec": part.spec, "files": files(part)} for part in parts},
+        "sources": {part.name: {"spec": part.spec, "files": files(part)} | _chosen(part) for part in parts},
     }
+
+
+def _chosen(part: specs.SourcePart) -> dict[str, str]:
+    """A part's own key, filters and sample for the plan; {} where it has none, as in older plans."""
+    text = part.selection.describe()
+    return {"selection": text} if text else {}
 
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
@@ -110,7 +116,14 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
         if before.get(key) == value:
             continue
         old, new = before.get(key), value
-        if key == "sources" and old and old.keys() == new.keys():  # a file
+        if key == "sources" and old and old.keys() == new.keys():  # a file, or which of its records are taken
+            for name in new:
+                was, now = (each[name].get("selection", "") for each in (old, new))
+                if was != now:
+                    raise BadInput(
+                        f"{out} was begun with {was or 'all records'!r} of the source {name}, now it is "
+                        f"{now or 'all records'!r}: put it back, delete {out}, or use another --out"
+                    )
             files = {
                 name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
             }

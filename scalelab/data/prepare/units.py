@@ -30,7 +30,7 @@ SPLITS = ("train", "val")
 _SPLIT_SCHEMA = {
     "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "sha256": {"tokens": TEXT, "offsets": TEXT},
 }  # fmt: skip
-RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST}
+RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST, "n_filtered?": WHOLE}
 BUFFER_TOKENS = 2**20  # tokens in memory before they are written
 
 
@@ -155,7 +155,7 @@ def _fill(
             if isinstance(document, bytes):
                 content, ids, n_bytes = document, _encoded(document, unit, reading, tokenizer), len(document)
             else:
-                content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
+                content, ids, n_bytes = specs.document_content(document), document, _n_bytes(document, tokenizer)
             if not len(ids):
                 continue  # a tokenizer may drop white space
             split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
@@ -164,7 +164,7 @@ def _fill(
         record: dict[str, Any] = {
             split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
         }
-    return record | {"n_bad": reading.n_bad, "bad": reading.named}
+    return record | {"n_bad": reading.n_bad, "bad": reading.named, "n_filtered": reading.n_filtered}
 
 
 def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
