@@ -66,12 +66,14 @@ def init(name: str, into: Path | None = None) -> Created:
 def prepare(
     source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
     separator: str = "", val_fraction: float = 0.1, split_seed: int = 0, skip_bad: bool = False,
-    take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    chat: str | None = None, take_over: bool = False, progress: Progress = silent, stop: Stop = never,
+    display: Display | None = None,
 ) -> Facts | None:  # fmt: skip
     """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
 
-    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; the same call again goes
-    on. `progress`, `stop` and `display` as for `train`.
+    `source`: files, globs or data sets, as [NAME=]SPEC[#KEY][?FILTERS]; `out`: a folder, or s3://bucket/path; the same
+    call again goes on. `chat`: a chat template's file, "" for the tokenizer's own. `progress`, `stop` and `display`
+    as for `train`.
     """
     from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
@@ -81,6 +83,7 @@ def prepare(
     request = Request(
         [source] if isinstance(source, str) else list(source), tokenizer, folder, separator, text_key, val_fraction,
         split_seed, skip_bad, len(os.sched_getaffinity(0)) if workers is None else workers, take_over,
+        chat,
     )  # fmt: skip
     held = mirror.attached(folder, take_over, lambda line: progress({"note": line}), "--out")
     with held, (display or plain_display(progress, stop))(folder.name, {}) as shown:

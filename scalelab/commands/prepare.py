@@ -4,17 +4,28 @@ Turn documents into token shards for a config's data.source="prepared", data.pat
 after a kill or a signal; for a finished folder it verifies every byte and restores a damaged tokenizer. The result
 doesn't depend on --workers.
 
-SPEC is files and globs, separated by commas, or a data set of TensorFlow Datasets. The name of a file tells its format:
+SPEC is PATHS[#KEY][?FILTERS]. PATHS are files and globs, separated by commas, or a data set of TensorFlow Datasets.
+The name of a file tells its format:
   .txt, .md, …            text, one document per file; above 1 MiB it is cut at line ends into documents of about 1 MiB
   .jsonl, .ndjson, .json  JSON lines: the text under --text-key of each
-  .csv, .tsv              with a header line: the cells of column --text-key
-  .gz, .zst, .tar, .zip   all of these compressed, or inside .tar (.gz, .zst, .tgz) and .zip
-  .parquet                the strings of column --text-key
+  .csv, .tsv              with a header line: the cells of column --text-key, also between semicolons
+  .gz, .zst, .xz, .bz2    all of these compressed
+  .tar, .zip              all of these inside; a tar of WebDataset needs a key: x.tar#txt, x.tar#json.caption
+  .parquet, .arrow        column --text-key: strings, or lists of ready-made token ids
+  a folder                by save_to_disk of Hugging Face's datasets, read as its .arrow files
+  .npy                    ready-made tokens in one array of whole numbers, each document with its separator
   .bin                    ready-made tokens: nanoGPT's (uint16; uint32 where the vocabulary is larger) and llm.c's
   .bin with .idx          ready-made tokens: Megatron-LM's pairs
   tfds:NAME               array_record files of TensorFlow Datasets, without TensorFlow; in full
                           tfds:NAME[/CONFIG][:SPLIT][@DIR], with split train and DIR $TFDS_DATA_DIR, else
                           ~/tensorflow_datasets; feature --text-key; missing data are downloaded and prepared
+KEY is the source's own --text-key; a dot leads into nested records (#meta.text). FILTERS, joined by &, leave out
+records: lang=en|de, kind!=spam, score>=0.5, and sample=SHARE[:SEED], which takes documents by a hash of their content:
+the same ones when files are added. Quote such a source: --source='code=x.parquet#meta.text?lang=en&sample=0.1'
+
+With --chat a list of messages under the key is rendered by the tokenizer's chat template (chat_template.jinja or
+tokenizer_config.json beside its tokenizer.json, or FILE); the loss is on the assistant's turns only.
+
 Parts are sorted by name and files by resolved path, each file once: the order in which you list them doesn't matter.
 
 DIR may be a folder in an object store, s3://bucket/path or gs://bucket/path; data.path then names it too.
@@ -71,6 +82,13 @@ def main(argv: list[str]) -> int:
     )
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
+    add(
+        "--chat",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="read lists of messages; FILE: a template, not the tokenizer's",
+    )
     add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
     add_take_over_option(parser)
     options = parser.parse_args(argv)
@@ -78,7 +96,8 @@ def main(argv: list[str]) -> int:
     result = api.prepare(
         options.source, options.tokenizer, options.out, workers=options.workers, text_key=options.text_key,
         separator=options.separator, val_fraction=options.val_fraction, split_seed=options.split_seed,
-        skip_bad=options.skip_bad, take_over=options.take_over, progress=print_report, display=_show_bar,
+        skip_bad=options.skip_bad, chat=options.chat, take_over=options.take_over, progress=print_report,
+        display=_show_bar,
     )  # fmt: skip
     if result is None:
         print(f"scalelab: stopped; the same command goes on with {options.out}", file=sys.stderr)

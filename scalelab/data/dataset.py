@@ -95,7 +95,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
         for split in ("train", "val")
         for what in ("tokens", "documents")
     }
-    n_bytes = sum(part.bytes_per_token * part.val.n_tokens for part in parts)
+    n_bytes = sum(part.bytes_per_token * part.val.n_targets for part in parts)
     description = {
         "source": "prepared",
         "path": config.path,
@@ -103,7 +103,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
         "tokenizer": tokenizer["name"],
         "parts": {name: part["source"] for name, part in index["parts"].items()},
         **counts,
-        "bytes_per_token": n_bytes / counts["val_tokens"],
+        "bytes_per_token": n_bytes / sum(part.val.n_targets for part in parts),
         "entropy_rate": None,
     }
     ids = tokenizer["vocab_size"], tokenizer["separator"]

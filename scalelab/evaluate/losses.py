@@ -48,7 +48,7 @@ def validation_losses(
         progress(sum(loss.sequences for loss in losses), sum(counts))
     if len(losses) == 1:
         return losses
-    return [_total_loss(losses, [part.val.n_tokens for part in dataset.parts], dataset.bytes_per_token), *losses]
+    return [_total_loss(losses, [part.val.n_targets for part in dataset.parts], dataset.bytes_per_token), *losses]
 
 
 def _sums(

@@ -8,6 +8,7 @@ import numpy as np
 
 from scalelab.data.dataset import Dataset
 from scalelab.data.prepare.prepared import load_run_tokenizer
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.errors import BadInput
 
 IDS_SHOWN = 15  # most ids shown of data that are not text
@@ -57,7 +58,7 @@ def make_excerpts(data: Any) -> Callable[[np.ndarray, int], str]:
         return lambda ids, length: " ".join(map(str, ids[:IDS_SHOWN].tolist()))[:length]
 
     def excerpt(ids: np.ndarray, length: int) -> str:
-        text = decode(ids[: 4 * length]).decode(errors="replace")
+        text = decode(unmask_ids(ids[: 4 * length])).decode(errors="replace")
         return text.encode("unicode_escape").decode()[:length]
 
     return excerpt

@@ -23,6 +23,7 @@ from scalelab.data.prepare.request import (
     check_free_folder,
     check_same_plan,
     enter_folder,
+    load_requested_template,
     load_requested_tokenizer,
     preparation_plan,
 )
@@ -46,7 +47,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     start, out = time.perf_counter(), request.out
     parts = specs.parse_sources(request.sources, request.text_key)
     given = load_requested_tokenizer(request, parts)
-    plan = preparation_plan(request, parts, given)
+    plan = preparation_plan(request, parts, given, load_requested_template(request, given))
     if (out / "index.json").exists():
         return _reopen_finished(request, parts, given, plan, progress, stop)
     work = _units(request, parts, given)
@@ -85,7 +86,9 @@ def _fill_folder(
     """Write tokenizer, units, shards and index; returns the index."""
     job = make_job(request, given, work, progress, stop)
     _write_missing_units(job, work, request.workers, progress, stop)
-    check_same_plan(request.out, preparation_plan(request, parts, given))  # a file may have changed while it was read
+    check_same_plan(
+        request.out, preparation_plan(request, parts, given, job.template)
+    )  # a file may have changed while it was read
     index, planned = plan_index(job, parts, work, request)
     _write_shards(job, planned, request.workers, progress, stop)
     finish_index(job, index)
@@ -214,4 +217,4 @@ def _write_shards(
 
 def _write_shard(shard: merge.PlannedShard, state: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
     job, tokenizer, _ = state
-    return merge.write_shard(shard, job, tokenizer.dtype)
+    return merge.write_shard(shard, job, job.dtype(tokenizer))

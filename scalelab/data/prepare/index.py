@@ -29,8 +29,10 @@ def plan_index(
     index = {
         "format": prepared.PREPARED_FORMAT,
         "tokenizer": job.tokenizer,
-        "dtype": units.load_job_tokenizer(job).dtype.str,
+        "dtype": job.dtype(units.load_job_tokenizer(job)).str,
     }
+    if job.template:
+        index["chat"] = {"name": job.template.name, "template": job.template.text, "tokens": dict(job.template.tokens)}
     options = {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")}
     return index | options | {"parts": entries}, planned
 
@@ -67,6 +69,8 @@ def _part_entry(
     n_filtered = sum(record.get("n_filtered", 0) for record in unit_records)
     _refuse_empty_splits(part, n, n_bad, n_filtered, request)
     chosen = {"selection": text, "n_filtered": n_filtered} if (text := part.selection.describe()) else {}
+    if "n_targets" in unit_records[0]["train"]:
+        chosen["n_targets"] = {split: sum(record[split]["n_targets"] for record in unit_records) for split in SPLITS}
     return chosen | {
         "source": part.spec,
         "text_bytes": {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS},
@@ -105,7 +109,7 @@ def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress
         parts.append(
             {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
         )
-        if part.get("selection"):
+        if "?" in part.get("selection", ""):
             parts[-1] |= {"selection": part["selection"], "n_filtered": part["n_filtered"]}
             n_taken = counts["train_documents"] + counts["val_documents"]
             left_out = f"{part['n_filtered']:,} are left out"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scalelab.data.prepare import specs, units
-from scalelab.data.prepare.request import Request, parse_vocab_size
+from scalelab.data.prepare.request import Request, load_requested_template, parse_vocab_size
 from scalelab.data.prepare.units import PrepareJob
 from scalelab.data.read.reading import Reading
 from scalelab.data.tokenizers import hf_json, load, ranks
@@ -38,7 +38,8 @@ def make_job(
 def job_for_tokenizer(request: Request, tokenizer: Tokenizer) -> PrepareJob:
     """Make the job of a request without writing a file."""
     options = request.text_key, request.skip_bad, request.val_fraction, request.split_seed
-    return PrepareJob(request.out, tokenizer.entry, *options)
+    template = load_requested_template(request, tokenizer)
+    return PrepareJob(request.out, tokenizer.entry, *options, template)
 
 
 def _trained_tokenizer(

@@ -106,13 +106,18 @@ def read_prepared(
     check_shard_files(folder, entries, hashes)
     parts: dict[str, dict[str, Split]] = {}
     for name, split, shards in splits:
-        parts.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"])
+        n_targets = index["parts"][name].get("n_targets", {}).get(split)
+        parts.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"], n_targets)
     return index, parts
 
 
 def bytes_per_token(index: dict[str, Any], part: str, val: Split) -> float:
-    """Text bytes over tokens of a part's validation split; 1 for ids without a tokenizer, whose text is unknown."""
-    return 1.0 if index["tokenizer"]["kind"] == "ids" else index["parts"][part]["text_bytes"]["val"] / val.n_tokens
+    """Text bytes over predicted tokens of a part's validation split; 1 for ids without a tokenizer."""
+    return (
+        1.0
+        if index["tokenizer"]["kind"] == "ids"
+        else index["parts"][part]["text_bytes"]["val"] / max(val.n_targets, 1)
+    )
 
 
 def corpus_fingerprint(index: dict[str, Any]) -> str:

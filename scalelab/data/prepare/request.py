@@ -9,7 +9,7 @@ from typing import Any
 
 from scalelab.data.prepare import specs
 from scalelab.data.read.megatron import index_path
-from scalelab.data.tokenizers import hf_json, load
+from scalelab.data.tokenizers import chat, hf_json, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 from scalelab.record import records
@@ -34,6 +34,7 @@ class Request:
     skip_bad: bool = False
     workers: int = 1
     take_over: bool = False
+    chat: str | None = None  # a template's file; "": the one beside the tokenizer; None: no chats
 
 
 def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
@@ -63,6 +64,17 @@ def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]
     return _ids_only(name, request.separator)
 
 
+def load_requested_template(request: Request, given: Tokenizer | None) -> chat.ChatTemplate | None:
+    """The template that renders chats; None without --chat. BadInput for a tokenizer that is not a tokenizer.json."""
+    if request.chat is None:
+        return None
+    if given is None or given.kind != "json":
+        raise BadInput(
+            f"--chat needs a tokenizer.json, with the special tokens that its template writes, not {request.tokenizer}"
+        )
+    return chat.find_template(pathlib.Path(os.path.expanduser(request.tokenizer)), request.chat)
+
+
 def _ids_only(name: str, separator: str) -> Tokenizer:
     """Make the tokenizer `ids:V` of ready-made tokens; GPT-2's vocabulary has a known separator."""
     n, end = parse_vocab_size(name), separator
@@ -83,7 +95,12 @@ def parse_vocab_size(name: str) -> int:
     return int(text)
 
 
-def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
+def preparation_plan(
+    request: Request,
+    parts: Sequence[specs.SourcePart],
+    given: Tokenizer | None,
+    template: chat.ChatTemplate | None = None,
+) -> dict[str, Any]:
     """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault."""
 
     def facts(kind: str, path: str) -> list[Any]:
@@ -94,7 +111,8 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
     def files(part: specs.SourcePart) -> list[Any]:
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
-    return {
+    chats = {"chat": template.name} if template else {}  # absent without, as in older plans
+    return chats | {
         "tokenizer": given.name if given else request.tokenizer,
         "text_key": request.text_key,
         "val_fraction": request.val_fraction,
@@ -112,7 +130,7 @@ def _chosen(part: specs.SourcePart) -> dict[str, str]:
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Raise BadInput if the folder was begun with other options, or its source files have changed since."""
     before = records.read_json(out / "plan.json", PLAN_SCHEMA, most_bytes=MOST_PLAN_BYTES)
-    for key, value in plan.items():
+    for key, value in {"chat": None, **plan}.items():
         if before.get(key) == value:
             continue
         old, new = before.get(key), value

@@ -20,7 +20,8 @@ import numpy as np
 
 from scalelab.data.prepare import specs
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers import load
+from scalelab.data.shards import MASKED_DTYPE
+from scalelab.data.tokenizers import chat, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
 from scalelab.record.jsonfiles import LIST, TEXT, WHOLE
@@ -28,7 +29,8 @@ from scalelab.record.records import fsync, read_json
 
 SPLITS = ("train", "val")
 _SPLIT_SCHEMA = {
-    "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "sha256": {"tokens": TEXT, "offsets": TEXT},
+    "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "n_targets?": WHOLE,
+    "sha256": {"tokens": TEXT, "offsets": TEXT},
 }  # fmt: skip
 RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST, "n_filtered?": WHOLE}
 BUFFER_TOKENS = 2**20  # tokens in memory before they are written
@@ -48,6 +50,7 @@ class PrepareJob:
     skip_bad: bool
     val_fraction: float
     split_seed: int
+    template: chat.ChatTemplate | None = None
 
     @property
     def units(self) -> pathlib.Path:
@@ -57,15 +60,20 @@ class PrepareJob:
     def reading(self) -> Reading:
         """Options for the readers."""
         entry = self.tokenizer
-        return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
+        options = self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes"
+        return Reading(*options, is_chat=self.template is not None)
+
+    def dtype(self, tokenizer: Tokenizer) -> np.dtype:
+        """The type of stored ids: with chats it holds masked ones."""
+        return tokenizer.dtype if self.template is None else np.dtype(MASKED_DTYPE)
 
 
 class DocumentStream:
     """Writer of one split of one unit, in bounded memory."""
 
-    def __init__(self, folder: pathlib.Path, split: str, tokenizer: Tokenizer) -> None:
-        self.dtype, self.split = tokenizer.dtype, split
-        self.end = np.array([tokenizer.separator], self.dtype)
+    def __init__(self, folder: pathlib.Path, split: str, dtype: np.dtype, separator: int) -> None:
+        self.dtype, self.split, self.n_targets = dtype, split, 0
+        self.end = np.array([separator], self.dtype)
         self.files = {name: open(folder / f"{split}.{name}", "wb") for name in ("tokens", "offsets")}  # noqa: SIM115
         self.hashes = {name: hashlib.sha256() for name in self.files}
         self.tokens: list[np.ndarray] = []
@@ -74,7 +82,10 @@ class DocumentStream:
 
     def add(self, ids: np.ndarray) -> None:
         """Append a document and its separator."""
-        self.tokens += [ids.astype(self.dtype, copy=False), self.end]
+        is_masked = ids.dtype.kind == "i" and len(ids) > 0 and ids.min() <= chat.MASKED
+        end = chat.mask_ids(self.end, np.array([True])) if is_masked else self.end  # no turn of the assistant
+        self.tokens += [ids.astype(self.dtype, copy=False), end]
+        self.n_targets += int((ids >= 0).sum()) if is_masked else len(ids) + 1
         self.n_tokens += len(ids) + 1
         self.n_documents += 1
         self.held += len(ids) + 1
@@ -147,7 +158,10 @@ def _fill(
     draft: pathlib.Path, unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     reading, text_bytes = job.reading(), dict.fromkeys(SPLITS, 0)
-    with DocumentStream(draft, "train", tokenizer) as train, DocumentStream(draft, "val", tokenizer) as val:
+    if job.template:
+        reading.render_chat = chat.make_chat_encoder(job.template, tokenizer)
+    how = job.dtype(tokenizer), tokenizer.separator
+    with DocumentStream(draft, "train", *how) as train, DocumentStream(draft, "val", *how) as val:
         streams = {"train": train, "val": val}
         for document in specs.unit_documents(unit, reading):
             if stop():
@@ -164,6 +178,8 @@ def _fill(
         record: dict[str, Any] = {
             split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
         }
+    if job.template:
+        record = {split: facts | {"n_targets": streams[split].n_targets} for split, facts in record.items()}
     return record | {"n_bad": reading.n_bad, "bad": reading.named, "n_filtered": reading.n_filtered}
 
 
@@ -178,7 +194,8 @@ def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer:
 
 
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
-    """Bytes of text behind ready-made ids; one per id without a tokenizer."""
+    """Bytes of text behind ready-made ids, of a chat behind its targets; one per id without a tokenizer."""
+    ids = ids[ids >= 0] if ids.dtype.kind == "i" else ids
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
 
 

@@ -26,7 +26,7 @@ FOREIGN_KINDS = (
     ForeignKind("an archive of numpy arrays", (".npz",), rb"(?!)", "write the token ids as one array in x.npy"),
     ForeignKind("xz-packed", (".lzma",), rb"\xfd7zXZ\x00", "name it .xz, and it is read packed"),
     ForeignKind("bzip2-packed", (), rb"BZh[1-9]1AY&SY", "name it .bz2, and it is read packed"),
-    ForeignKind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; .gz, .zst, .xz, .bz2 are read packed"),
+    ForeignKind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; gz, zst, xz and bz2 are read"),
     ForeignKind("a 7z, rar or brotli archive", (".7z", ".rar", ".br"), rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
          "unpack it; zip and tar are read packed"),
     ForeignKind("gzip-packed", (), rb"\x1f\x8b", "name it .gz, and it is read packed"),

@@ -59,7 +59,7 @@ def _validation_loss(evidence: Evidence, model: EvaluatedModel, dataset: Dataset
     v = evidence.values
     sets = [val_batches(part, v["model.seq_len"], v["train.global_batch"], v["eval.batches"]) for part in dataset.parts]
     losses = [_mean_loss(model, part.reshape(-1, part.shape[-1]), int(dataset.separator)) for part in sets]
-    return float(np.average(losses, weights=[part.val.n_tokens for part in dataset.parts]))
+    return float(np.average(losses, weights=[part.val.n_targets for part in dataset.parts]))
 
 
 def _mean_loss(model: EvaluatedModel, windows: np.ndarray, separator: int) -> float:

@@ -138,5 +138,5 @@ class Feed:
 
     def _mean(self, values: Iterable[float]) -> float:
         """The mean of the sources' values, by the tokens of their validation splits."""
-        weights = [part.val.n_tokens for part in self.dataset.parts]
+        weights = [part.val.n_targets for part in self.dataset.parts]
         return math.fsum(n * value for n, value in zip(weights, values, strict=True)) / sum(weights)
