@@ -109,6 +109,8 @@ def preparation_plan(
         return [path, *(fact for status in stats for fact in (status.st_size, status.st_mtime_ns))]
 
     def files(part: specs.SourcePart) -> list[Any]:
+        if part.origins:  # a copy may be fetched again at another time
+            return [[name, os.stat(path).st_size] for name, path in zip(part.origins, part.paths, strict=True)]
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
     chats = {"chat": template.name} if template else {}  # absent without, as in older plans

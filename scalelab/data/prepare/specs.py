@@ -21,6 +21,7 @@ from scalelab.data.read.files import PACKED_ENDINGS, inner_name
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.selection import EVERYTHING, Selection, split_spec
 from scalelab.data.read.tables import arrow, columns, parquet
+from scalelab.data.sources import remote
 from scalelab.errors import BadInput, nearest_hint
 
 NAMED_SPEC = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
@@ -39,6 +40,7 @@ class SourcePart:
     kinds: tuple[str, ...]
     paths: tuple[str, ...]
     selection: Selection = EVERYTHING
+    origins: tuple[str, ...] = ()  # of files that were downloaded: their addresses, with a mark of the content
 
 
 class WorkUnit(NamedTuple):
@@ -88,13 +90,16 @@ def _parse_part(source: str, text_key: str) -> SourcePart:
     if places.startswith("tfds:"):
         name = name or re.split(r"[/:@]", places[5:])[0]
         return SourcePart(name, spec, ("tfds",), (tfdsets.find_tfds(places[5:]),), selection)
-    paths = _files(places)
+    fetched = remote.fetch(places) if remote.is_remote(places) else []
+    paths = [file.path for file in fetched] or _files(places)
     kinds = tuple(file_kind(path, selection.key or text_key) for path in paths)
     if selection._replace(sample=1.0).describe():
         for kind, path in zip(kinds, paths, strict=True):
             if kind in FIELDLESS_KINDS:
                 Reading(selection=selection).check_no_fields(path)
-    return SourcePart(name or _name(places), spec, kinds, tuple(paths), selection)
+    return SourcePart(
+        name or _name(places), spec, kinds, tuple(paths), selection, tuple(file.origin for file in fetched)
+    )
 
 
 def _name(spec: str) -> str:
@@ -188,6 +193,8 @@ def part_bytes(part: SourcePart) -> int:
 def part_notes(part: SourcePart, text_key: str = "text") -> Iterator[str]:
     """Notes to the user on how these files are read."""
     files = list(zip(part.kinds, part.paths, strict=True))
+    if part.origins:
+        yield f"{part.name}: {len(files)} files were fetched, the first is {part.origins[0]}, kept as {part.paths[0]}"
     for path in (path for kind, path in files if kind == "csv"):
         if note := delimited.separator_note(path, part.selection.key or text_key):
             yield f"{part.name}: {note}"
