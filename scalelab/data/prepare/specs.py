@@ -4,25 +4,23 @@ The result depends neither on the number of workers nor on the order of sources,
 sorted by name, files by resolved path, and a file that is matched twice (by two globs, through a link) counts once.
 """
 
-import collections
 import dataclasses
-import glob
 import itertools
 import os
-import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.data.read import archives, delimited, foreign, megatron, text, tfdsets, tokenfiles
-from scalelab.data.read.files import PACKED_ENDINGS, inner_name
+from scalelab.data.read import archives, delimited, megatron, text, tfdsets, tokenfiles
+from scalelab.data.read.files import PACKED_ENDINGS
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.selection import EVERYTHING, Selection, split_spec
-from scalelab.data.read.tables import arrow, columns, parquet
+from scalelab.data.read.tables import arrow, parquet
 from scalelab.data.sources import remote
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.data.sources.paths import file_kind, list_files, source_name
+from scalelab.errors import BadInput
 
 NAMED_SPEC = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 UNITS_PER_CORPUS = 256  # least number of units, within the limits of UNIT_BYTES
@@ -91,97 +89,14 @@ def _parse_part(source: str, text_key: str) -> SourcePart:
         name = name or re.split(r"[/:@]", places[5:])[0]
         return SourcePart(name, spec, ("tfds",), (tfdsets.find_tfds(places[5:]),), selection)
     fetched = remote.fetch(places) if remote.is_remote(places) else []
-    paths = [file.path for file in fetched] or _files(places)
+    paths = [file.path for file in fetched] or list_files(places)
     kinds = tuple(file_kind(path, selection.key or text_key) for path in paths)
     if selection._replace(sample=1.0).describe():
         for kind, path in zip(kinds, paths, strict=True):
             if kind in FIELDLESS_KINDS:
                 Reading(selection=selection).check_no_fields(path)
-    return SourcePart(
-        name or _name(places), spec, kinds, tuple(paths), selection, tuple(file.origin for file in fetched)
-    )
-
-
-def _name(spec: str) -> str:
-    """Derive a name from a path: its stem, or the nearest folder that is not a glob."""
-    for part in reversed(pathlib.PurePath(spec.split(",")[0].strip()).parts):
-        word = re.sub(r"[^\w-]+", "-", part.split(".")[0]).strip("-")
-        if word and not glob.has_magic(part):
-            return word
-    return "data"
-
-
-def _files(spec: str) -> list[str]:
-    patterns = [pattern.strip() for pattern in spec.split(",") if pattern.strip()]
-    if not patterns:
-        raise BadInput("--source= names nothing: files and globs, separated by commas, or tfds:NAME")
-    paths = sorted({path for pattern in patterns for path in _expand(pattern)})
-    indices = {path.removesuffix(".idx") for path in paths if path.endswith(".idx")}
-    bins = {path.removesuffix(".bin") for path in paths}
-    for stem in sorted(indices - bins):
-        if not os.path.isfile(f"{stem}.bin"):
-            raise BadInput(f"{stem}.idx has no {stem}.bin beside it")
-    return sorted({f"{path.removesuffix('.idx')}.bin" if path.endswith(".idx") else path for path in paths})
-
-
-def _expand(pattern: str) -> list[str]:
-    expanded = os.path.expanduser(pattern)
-    if os.path.isdir(expanded):
-        saved = arrow.saved_files(pathlib.Path(expanded))
-        if saved is None:
-            raise BadInput(
-                f"--source={pattern} is a folder; did you mean {pattern.rstrip('/')}/{_usual_glob(expanded)}?"
-            )
-        return [os.path.realpath(path) for path in saved]
-    matches = [expanded] if os.path.isfile(expanded) else glob.glob(expanded, recursive=True)
-    files = [os.path.realpath(path) for path in matches if os.path.isfile(path)]
-    if not files:
-        parent = pathlib.Path(expanded).parent
-        beside = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-        raise BadInput(
-            f"--source={pattern} matches no file{nearest_hint(os.path.basename(expanded), beside) if beside else ''}"
-        )
-    return files
-
-
-def _usual_glob(folder: str) -> str:
-    """The glob of the ending that most files in a folder have."""
-    endings = collections.Counter(
-        ending for name in os.listdir(folder) if (ending := os.path.splitext(name)[1]) and name[0] not in "._"
-    )
-    return f"**/*{endings.most_common(1)[0][0]}" if endings else "**/*.txt"
-
-
-def file_kind(path: str, key: str = "text") -> str:
-    """A file's kind by its name, and for tables by the type of the column `key`: text, or ready-made ids.
-
-    A `.bin` with an `.idx` beside it is Megatron's. BadInput for a file without text.
-    """
-    inner = inner_name(path)
-    if archives.is_tar(path):
-        return "tar"
-    if inner.endswith(archives.JSON_ENDINGS):
-        return "jsonl"
-    if path.endswith(".bin"):
-        return "megatron" if os.path.isfile(megatron.index_path(path)) else "tokens"
-    if path.endswith(".npy"):
-        return "tokens"
-    if inner != path and inner.endswith((".parquet", ".zip", ".bin", ".npy", *arrow.ARROW_ENDINGS)):
-        raise BadInput(f"{path}: unpack it first; only text, JSON lines, CSV, TSV and tar are read packed")
-    if path.endswith(arrow.ARROW_ENDINGS):
-        return _table_kind("arrow", arrow.arrow_schema(path), key)
-    if path.endswith(".parquet"):
-        return _table_kind("parquet", parquet.parquet_schema(path), key)
-    if delimited.is_delimited(path):
-        return "csv"
-    if path.endswith(".zip"):
-        return "zip"
-    foreign.check_text_file(path)
-    return "text"
-
-
-def _table_kind(kind: str, schema: Any, key: str) -> str:
-    return f"{kind} ids" if columns.holds_ids(columns.column_type(schema, key)) else kind
+    name = name or source_name(places.partition("?")[0] if fetched else places)
+    return SourcePart(name, spec, kinds, tuple(paths), selection, tuple(file.origin for file in fetched))
 
 
 def part_bytes(part: SourcePart) -> int:

@@ -1,6 +1,5 @@
 """Sources elsewhere, from a server started here: files over http, and a data set by the protocol of the Hub."""
 
-import contextlib
 import hashlib
 import http.server
 import json
@@ -136,7 +135,7 @@ def test_a_file_that_breaks_off_is_not_kept(server, tmp_path):
     assert not [path for path in pathlib.Path(tmp_path / "cache").rglob("*") if path.is_file()]
     server.lie = 0
     assert read(f"{server.url}/d/a.jsonl")[1] == DOCUMENTS
-    with contextlib.closing(http.server.HTTPServer(("127.0.0.1", 0), Handler)) as closed:
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as closed:
         port = closed.server_port
     with pytest.raises(WorkFailed, match=r"can't be fetched: .*; the same command goes on"):
         remote.fetch(f"http://127.0.0.1:{port}/a.jsonl")
