@@ -149,9 +149,8 @@ def _render(template: ChatTemplate, messages: Sequence[Mapping[str, Any]], promp
             messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **template.tokens
         )
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueError(
-            f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the chat template refuses it: {reason}") from error
     if len(text) > MOST_CHAT_LETTERS:
         raise ValueError(f"the chat template makes {len(text)} letters of it; at most {MOST_CHAT_LETTERS}")
     return text

@@ -49,7 +49,7 @@ def refused(template, message, messages=make.CHATS[0]):
 
 
 def test_a_strangers_template_is_held_in_a_sandbox_and_its_refusals_are_one_line():
-    refused("{{ ''.__class__.__mro__[1].__subclasses__() }}", 'the chat template refuses it: "?access to attribute')
+    refused("{{ ''.__class__.__mro__[1].__subclasses__() }}", "the chat template refuses it: access to attribute")
     refused("{{ messages.append(1) }}", "the chat template refuses it")
     refused("{{ raise_exception('no\nsystem') }}", "the chat template refuses it: no$")
     counts = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages|length }}"
