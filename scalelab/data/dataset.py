@@ -106,6 +106,8 @@ def _open_prepared(config: DataConfig) -> Dataset:
         "bytes_per_token": n_bytes / sum(part.val.n_targets for part in parts),
         "entropy_rate": None,
     }
+    if "chat" in index:
+        description["chat"] = index["chat"]["name"]  # only the assistant's turns are predicted
     ids = tokenizer["vocab_size"], tokenizer["separator"]
     return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
 

@@ -79,8 +79,8 @@ def saved_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
         splits = _read(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
             one = next((name for name in splits if name == "train"), (splits or ["train"])[0])
-            names = ", ".join(map(str, splits))
-            raise BadInput(f"--source={folder} holds the splits {names}; name one: --source={folder / str(one)}")
+            known = ", ".join(map(str, splits))
+            raise BadInput(f"--source={folder} holds the splits {known}; name one: --source={folder / str(one)}")
         return saved_files(path_below(folder, str(splits[0])))
     if not (folder / "state.json").is_file() or not (folder / "dataset_info.json").is_file():
         return None

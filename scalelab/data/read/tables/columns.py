@@ -70,7 +70,7 @@ def _documents(batch: Any, path: str, row: int, reading: Reading) -> Iterator[by
         if value is None:
             reading.bad(place(), f"column {reading.key!r} is null, or holds a null")
         elif isinstance(value, np.ndarray):
-            check_ids(value, reading.vocab_size, lambda at, place=place: f"{place()}, token {at}: ")
+            check_ids(value, reading.vocab_size, functools.partial("{}, row {}, token {}: ".format, path, row + i))
             yield from split_at_separator(value, reading.separator)
         elif isinstance(value, list):
             ids = reading.chat_or_fault(value)
