@@ -93,7 +93,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
             f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
         )
     parts = tuple(
-        DatasetPart(name, part["train"], part["val"], prepared.bytes_per_token(index, name, part["val"]))
+        DatasetPart(name, part["train"], part["val"], prepared.bytes_per_token(index, name, part))
         for name, part in splits.items()
     )
     counts = {
@@ -111,7 +111,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
         **counts,
         "bytes_per_token": n_bytes / counts["val_tokens"],
         "entropy_rate": None,
-    }
+    } | ({"bpb_bound": "lower"} if prepared.is_lossy(index) else {})
     ids = tokenizer["vocab_size"], tokenizer["separator"]
     return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
 
@@ -164,9 +164,7 @@ def _build(
     return folder
 
 
-def _choose_split(
-    config: DataConfig, source: Source
-) -> tuple[dict[bytes, int], set[bytes], split_rules.Share, int]:
+def _choose_split(config: DataConfig, source: Source) -> tuple[dict[bytes, int], set[bytes], split_rules.Share, int]:
     """(bytes by digest, the digests held out, the share, size of pieces): whole documents if these come near the share.
 
     BadInput if no pieces do. Ids are never cut: an end inside a document would be no sample of its language.

@@ -118,16 +118,17 @@ def content_hash(content: bytes, split_seed: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def choose_pieces(contents: list[bytes], document: bytes, val_fraction: float, split_seed: int) -> list[bool]:
-    """Which pieces of a document are held out: the share of their number, rounded by a hash of the document.
+def choose_pieces(hashes: list[int], document: int, val_fraction: float) -> list[bool]:
+    """Which pieces of a document are held out, by their `content_hash` and the document's.
 
-    The pieces are those of least hash. A document of a single piece is held out as `is_held_out` says.
+    It is the share of their number, rounded by the document's hash; the pieces of least hash are taken. A document of a
+    single piece is held out as `is_held_out` says.
     """
-    wanted = val_fraction * len(contents)
-    spare = content_hash(document, split_seed) / 2.0**64 < wanted % 1
-    ranked = sorted(range(len(contents)), key=lambda i: (content_hash(contents[i], split_seed), i))
+    wanted = val_fraction * len(hashes)
+    spare = document < (wanted % 1) * 2.0**64
+    ranked = sorted(range(len(hashes)), key=lambda i: (hashes[i], i))
     chosen = set(ranked[: int(wanted) + spare])
-    return [i in chosen for i in range(len(contents))]
+    return [i in chosen for i in range(len(hashes))]
 
 
 def share_facts(share: Share, cut_bytes: int = 0) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
 MOST_PLAN_BYTES = 2**28  # size of a plan of two million source files
-PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR}
+_FILES_SCHEMA = {"*": {"spec": TEXT, "files": [LIST]}}
+PLAN_SCHEMA: dict[str, Any] = {"sources?": _FILES_SCHEMA, "val_sources?": _FILES_SCHEMA, "*": SCALAR}
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 
@@ -34,6 +35,10 @@ class Request:
     skip_bad: bool = False
     workers: int = 1
     take_over: bool = False
+    val_sources: Sequence[str] = ()
+    train_on_all: bool = False
+    lossy: bool = False
+    dedup: str = ""  # exact | near
 
 
 def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
@@ -84,7 +89,10 @@ def parse_vocab_size(name: str) -> int:
 
 
 def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
-    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault."""
+    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault.
+
+    What is not asked for has no entry, as in the plans of before it could be.
+    """
 
     def facts(kind: str, path: str) -> list[Any]:
         names = [path, index_path(path)] if kind == "megatron" else [path]
@@ -94,23 +102,29 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
     def files(part: specs.SourcePart) -> list[Any]:
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
+    def listed(chosen: Sequence[specs.SourcePart]) -> dict[str, Any]:
+        return {part.name: {"spec": part.spec, "files": files(part)} for part in chosen}
+
+    val = listed([part for part in parts if part.split == "val"])
+    more = {key: value for key, value in (("val_sources", val), ("dedup", request.dedup)) if value}
     return {
         "tokenizer": given.name if given else request.tokenizer,
         "text_key": request.text_key,
         "val_fraction": request.val_fraction,
         "split_seed": request.split_seed,
-        "sources": {part.name: {"spec": part.spec, "files": files(part)} for part in parts},
-    }
+        "sources": listed([part for part in parts if part.split != "val"]),
+    } | more
 
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Raise BadInput if the folder was begun with other options, or its source files have changed since."""
     before = records.read_json(out / "plan.json", PLAN_SCHEMA, most_bytes=MOST_PLAN_BYTES)
-    for key, value in plan.items():
-        if before.get(key) == value:
+    for key in dict.fromkeys([*plan, *before]):
+        old, new = before.get(key), plan.get(key)
+        if old == new:
             continue
-        old, new = before.get(key), value
-        if key == "sources" and old and old.keys() == new.keys():  # a file
+        is_files = key in ("sources", "val_sources")
+        if is_files and old and new and old.keys() == new.keys():  # a file
             files = {
                 name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
             }
@@ -120,7 +134,11 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             raise BadInput(
                 f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
             )
-        names = (sorted(old or ()), sorted(new)) if key == "sources" else (old, new)
+        names = (
+            (sorted(old or ()), sorted(new or ()))
+            if is_files
+            else ("" if old is None else old, "" if new is None else new)
+        )
         raise BadInput(
             f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, "
             "or use another --out"

@@ -28,12 +28,21 @@ TOKEN_KINDS = ("tokens", "megatron")  # kinds that need no tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart:
-    """A named source: its spec, and the kinds and paths of its files, in order."""
+    """A named source: its spec, and the kinds and paths of its files, in order.
+
+    `split`: "train" or "val" if all of its documents belong to one side; "": each document's hash decides.
+    """
 
     name: str
     spec: str
     kinds: tuple[str, ...]
     paths: tuple[str, ...]
+    split: str = ""
+
+    @property
+    def key(self) -> str:
+        """The part's name in the work: a training and a validation source may share a name."""
+        return f"{self.name}@val" if self.split == "val" else self.name
 
 
 class WorkUnit(NamedTuple):
@@ -43,10 +52,11 @@ class WorkUnit(NamedTuple):
     number: int
     pieces: tuple[Piece, ...]
     n_bytes: int
+    split: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.part}-{self.number:06d}"
+        return f"{self.part}{'@val' * (self.split == 'val')}-{self.number:06d}"
 
 
 def parse_sources(sources: Sequence[str]) -> list[SourcePart]:
@@ -166,10 +176,10 @@ def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> It
             pieces.append(piece)
             unit_bytes += n_bytes
             if unit_bytes >= wanted:
-                yield WorkUnit(part.name, number, tuple(pieces), unit_bytes)
+                yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.split)
                 pieces, unit_bytes, number = [], 0, number + 1
     if pieces:
-        yield WorkUnit(part.name, number, tuple(pieces), unit_bytes)
+        yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.split)
 
 
 def unit_documents(unit: WorkUnit, reading: Reading) -> Iterator[bytes | np.ndarray]:
