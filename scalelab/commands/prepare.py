@@ -28,7 +28,7 @@ T is one of:
 Validation: --val-source=[NAME=]SPEC gives exactly its documents, and nothing else is held out. Without it a document is
 held out if a hash of (--split-seed, its content) falls into --val-fraction of all hashes. Where whole documents miss
 that share by a factor of 1.5 (one file, five books), longer ones are first cut at line ends into small pieces; a split
-that is a factor of 2 off is refused. A file in a glob of --source whose name says val, valid, test or dev is asked about.
+that is a factor of 2 off is refused. A file of a --source glob whose name says val, valid, test or dev is asked about.
 
 Copies of documents, and validation documents that stand in the training text, are counted; --dedup leaves them out (of
 both splits the copy in training goes): exact, or near (5-grams of tokens with a Jaccard similarity of 0.8 by MinHash;
@@ -153,21 +153,21 @@ class _Bar:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table("part", "documents", "tokens", "validation", "bytes a token", "copies", "leaks", "left out")
+    table = Table("part", "documents", "tokens", "validation", "bytes a token", "left out")
     for part in result["parts"]:
         left_out = part["n_bad"] + sum(part[key] or 0 for key in ("dropped", "near_dropped"))
-        counts = [part["duplicates"], part["leaks"], left_out]
         table.add_row(
             Text(escape_text(part["name"])),
             f"{part['train_documents'] + part['val_documents']:,}",
             f"{part['train_tokens']:,}",
             f"{part['val_tokens']:,}",
             f"{part['bytes_per_token']:.3f}",
-            *("" if count is None else f"{count:,}" for count in counts),
+            f"{left_out:,}",
         )
     Console(file=sys.stdout).print(table)
     for part in result["parts"]:
-        print("\n".join(f"{escape_text(part['name'])}: {line}" for line in _split_lines(part)))
+        lines = [*_split_lines(part), *_copy_lines(part, bool(result["dedup"]))]
+        print("\n".join(f"{escape_text(part['name'])}: {line}" for line in lines))
     tokenizer = result["tokenizer"]
     status = f"{result['seconds']:.1f} s"
     if result.get("finished_before"):
@@ -185,20 +185,27 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _split_lines(part: dict[str, Any]) -> Iterator[str]:
-    """The split of a part in words, and its copies."""
-    split, pieces = part["split"], "pieces" if "cut_bytes" in part["split"] else "documents"
-    n = part["train_documents"] + part["val_documents"]
+    """The split of a part in words: share got beside share asked, and how documents were cut."""
+    split, n = part["split"], part["train_documents"] + part["val_documents"]
+    pieces = "pieces" if "cut_bytes" in split else "documents"
     if not split["asked"]:
-        yield (
-            f"{part['val_documents']:,} documents are the validation set" if part["val_tokens"] else "trained on whole"
-        )
-    else:
-        text = f"validation holds {split['bytes']:.1%} of the bytes ({split['asked']:.1%} asked) and "
-        yield text + f"{part['val_documents']:,} of {n:,} {pieces} ({split['documents']:.1%})"
+        held = f"{part['val_documents']:,} documents are the validation set"
+        yield held if part["val_tokens"] else "all documents are trained on"
+        return
+    text = f"validation holds {split['bytes']:.1%} of the bytes ({split['asked']:.1%} asked) and "
+    yield text + f"{part['val_documents']:,} of {n:,} {pieces} ({split['documents']:.1%})"
     if "cut_bytes" in split:
         size = f"{split['cut_bytes']:,}"
         yield f"whole documents miss that share, so long ones are cut at line ends into pieces of about {size} bytes"
-    if part["leaks"]:
-        yield f"{part['leaks']:,} validation documents stand in the training text; --dedup leaves those out of training"
-    if part["near_leaks"]:
-        yield f"{part['near_leaks']:,} training documents were nearly validation documents, and are left out"
+
+
+def _copy_lines(part: dict[str, Any], dedup: bool) -> Iterator[str]:
+    """The copies of a part's documents in words; nothing of a folder from before they were counted."""
+    if part["duplicates"] is None:
+        return
+    found = f"{part['duplicates']:,} documents are copies of earlier ones, {part['leaks']:,} validation documents stand"
+    hint = "; --dedup leaves copies out" if part["duplicates"] + part["leaks"] and not dedup else ""
+    yield f"{found} in the training text{hint}"
+    if dedup:
+        dropped = f"{part['dropped']:,} copies and {part['near_dropped']:,} near copies are left out"
+        yield dropped + f", {part['near_leaks']:,} of them near copies of validation documents"

@@ -89,8 +89,8 @@ def _fill_folder(
     cuts = _read_cuts(request)
     while True:
         job = make_job(request, given, work, progress, stop, {name: size for name, (_, size) in cuts.items()})
-        trip = sample_round_trip(job, work, stop)
-        if trip:
+        trip = sample_round_trip(job, work, stop) if given else None  # one trained here has a token for every byte
+        if trip and trip.documents:
             progress({"note": roundtrip.describe_round_trip(trip)})
             roundtrip.check_round_trip(trip, request.tokenizer, request.lossy)
         _write_missing_units(job, work, request.workers, progress, stop)

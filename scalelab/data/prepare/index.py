@@ -125,6 +125,7 @@ def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress
         "fingerprint": prepared.corpus_fingerprint(index),
         "tokenizer": tokenizer,
         "round_trip": index.get("round_trip"),
+        "dedup": index.get("dedup", ""),
         "parts": parts,
     }
 

@@ -14,6 +14,7 @@ PERMUTATIONS = 128  # numbers of a signature: a standard error of 0.04 of the Ja
 NGRAM = 5  # tokens of a shingle
 THRESHOLD = 0.8  # Jaccard similarity of the sets of shingles from which documents are near copies
 SIGNATURE_TYPE = np.dtype("<u8")
+SCHEME = "affine32"  # of the library's permutations
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, so that products spread over all bits
 
 
@@ -40,7 +41,7 @@ def _as_number(number: int) -> int:
 @functools.cache
 def _permutations() -> Any:
     """The library's permutations, made once: 128 pairs of numbers from its seed."""
-    return _library().MinHash(PERMUTATIONS).permutations
+    return _library().MinHash(PERMUTATIONS, scheme=SCHEME).permutations
 
 
 def signature(ids: np.ndarray) -> np.ndarray:
@@ -65,8 +66,8 @@ def _shingles(ids: np.ndarray) -> np.ndarray:
 def _sketch(values: np.ndarray | None = None) -> Any:
     """The library's object for a signature; an empty one without `values`."""
     if values is None:
-        return _library().MinHash(PERMUTATIONS, hashfunc=_as_number, permutations=_permutations())
-    return _library().MinHash(hashvalues=values, permutations=_permutations())
+        return _library().MinHash(PERMUTATIONS, hashfunc=_as_number, permutations=_permutations(), scheme=SCHEME)
+    return _library().MinHash(hashvalues=values, permutations=_permutations(), scheme=SCHEME)
 
 
 class NearIndex:

@@ -134,11 +134,8 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             raise BadInput(
                 f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
             )
-        names = (
-            (sorted(old or ()), sorted(new or ()))
-            if is_files
-            else ("" if old is None else old, "" if new is None else new)
-        )
+        plain = ["" if value is None else value for value in (old, new)]
+        names = [sorted(old or ()), sorted(new or ())] if is_files else plain
         raise BadInput(
             f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, "
             "or use another --out"
