@@ -170,6 +170,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "C_chinchilla": flops.get("chinchilla"),
         "val_loss": record.get("val_loss"),
         "bpb": record.get("bpb"),
+        **({"bpb_bound": bound} if (bound := record.get("data", {}).get("bpb_bound")) else {}),
         "identity": record.get("identity"),
         "mixed": describe_config_changes(record),
         "spike_score": record.get("spike_score"),
