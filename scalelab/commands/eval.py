@@ -64,7 +64,7 @@ def format_evaluation(row: dict) -> str:
     if row["kind"] == "data":
         return (
             f"  {row['set']}: {metrics['loss']:.4f}{_se(metrics['loss_se'], 4)} nats/token, "
-            f"{metrics['bpb']:.4f}{_se(metrics['bpb_se'], 4)} bits/byte; "
+            f"{'at least ' * (row.get('bpb_bound') == 'lower')}{metrics['bpb']:.4f}{_se(metrics['bpb_se'], 4)} bits/byte; "
             f"{metrics['sequences']:,} of {metrics['available']:,} sequences, {metrics['tokens']:,} tokens"
         )
     accuracies = ""

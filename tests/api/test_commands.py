@@ -41,7 +41,7 @@ CHOOSES = {
     ("tune", "status"): "study_status",
     ("coordcheck", "plot"): "draw_coordcheck", ("recipe", "shrink"): "shrink_recipe",
     ("reproduce", "download"): "download_tables", ("schedule", "plot"): "draw_schedule",
-    ("checkpoint", "action"): "list_checkpoints", ("compare", "html"): "write_comparison",
+    ("checkpoint", "action"): "list_checkpoints", ("data", "action"): "data_stats", ("data", "out"): "draw_data", ("compare", "html"): "write_comparison",
     ("diagnose", "batch"): "show_batch",
     ("export", "format"): "export_hf", ("import", "format"): "import_hf", ("replay", "plot"): "draw_replay",
     ("runs", "by"): "answer", ("watch", "score"): "score_forecasts",

@@ -31,7 +31,10 @@ FIELDLESS_KINDS = ("text", "tokens", "megatron")  # kinds without keys and filte
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart:
-    """A named source: its spec, the kinds and paths of its files, in order, and which records of them are taken."""
+    """A named source: its spec, the kinds and paths of its files, in order, and which records of them are taken.
+
+    `split`: "train" or "val" if all of its documents belong to one side; "": each document's hash decides.
+    """
 
     name: str
     spec: str
@@ -39,6 +42,12 @@ class SourcePart:
     paths: tuple[str, ...]
     selection: Selection = EVERYTHING
     origins: tuple[str, ...] = ()  # of files that were downloaded: their addresses, with a mark of the content
+    split: str = ""
+
+    @property
+    def key(self) -> str:
+        """The part's name in the work: a training and a validation source may share a name."""
+        return f"{self.name}@val" if self.split == "val" else self.name
 
 
 class WorkUnit(NamedTuple):
@@ -48,11 +57,12 @@ class WorkUnit(NamedTuple):
     number: int
     pieces: tuple[Piece, ...]
     n_bytes: int
+    split: str = ""
     selection: Selection = EVERYTHING
 
     @property
     def name(self) -> str:
-        return f"{self.part}-{self.number:06d}"
+        return f"{self.part}{'@val' * (self.split == 'val')}-{self.number:06d}"
 
 
 def parse_sources(sources: Sequence[str], text_key: str = "text") -> list[SourcePart]:
@@ -141,10 +151,10 @@ def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> It
             pieces.append(piece)
             unit_bytes += n_bytes
             if unit_bytes >= wanted:
-                yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.selection)
+                yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.split, part.selection)
                 pieces, unit_bytes, number = [], 0, number + 1
     if pieces:
-        yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.selection)
+        yield WorkUnit(part.name, number, tuple(pieces), unit_bytes, part.split, part.selection)
 
 
 def unit_documents(unit: WorkUnit, reading: Reading) -> Iterator[bytes | np.ndarray]:

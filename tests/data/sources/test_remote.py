@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from scalelab.data.prepare import corpus, specs
+from scalelab.data.prepare import corpus, specs, validation
 from scalelab.data.prepare.request import Request
 from scalelab.data.read.reading import Reading
 from scalelab.data.sources import remote
@@ -109,6 +109,14 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit(server):
     server.asked.clear()
     assert read("hf://datasets/ann/docs@main/data/a.jsonl")[1] == DOCUMENTS
     assert not [path for method, path in server.asked if method == "GET" and "resolve" in path]  # from the cache
+
+
+def test_files_of_the_hub_whose_names_say_test_are_asked_about(server, monkeypatch):
+    monkeypatch.setitem(FILES, "more/test-0.jsonl", LINES)
+    monkeypatch.setitem(FILES, "more/train-0.jsonl", LINES)
+    with pytest.raises(BadInput, match=r"--val-source=hf://datasets/ann/docs@a+/more/test-0.jsonl makes it the"):
+        validation.parse_parts(["hf://datasets/ann/docs/more/*.jsonl"], [], False)
+    assert len(validation.parse_parts(["hf://datasets/ann/docs/more/train*.jsonl"], [], False)) == 1
 
 
 def test_what_is_not_there_is_refused_in_one_line(server):

@@ -112,6 +112,20 @@ def test_a_prepared_folder_predicts_the_assistants_turns_only(tmp_path):
         corpus.prepare_corpus(Request([source], str(path), tmp_path / "out"))
 
 
+def test_copies_of_chats_are_left_out_with_their_targets(tmp_path):
+    from scalelab.data.prepare import prepared
+
+    path, source = folder(tmp_path, chat_template=make.CHATML), chats(tmp_path)
+    lines = (tmp_path / "c.jsonl").read_text()
+    (tmp_path / "c.jsonl").write_text(lines + lines)
+    (part,) = corpus.prepare_corpus(Request([source], str(path), tmp_path / "out", chat="", dedup="exact"))["parts"]
+    assert part["dropped"] == 40
+    _, splits = prepared.read_prepared(tmp_path / "out")
+    for split in splits["c"].values():
+        tokens = np.concatenate([np.asarray(shard) for shard in split.shards])
+        assert split.n_targets == (tokens >= 0).sum() < split.n_tokens
+
+
 def test_messages_without_chat_and_chats_without_a_tokenizers_file_are_refused(tmp_path):
     path, source = folder(tmp_path, chat_template=make.CHATML), chats(tmp_path)
     with pytest.raises(BadInput, match="'messages' is a list of messages, not a text: --chat renders it"):
@@ -121,10 +135,10 @@ def test_messages_without_chat_and_chats_without_a_tokenizers_file_are_refused(t
     for tokenizer in ("bytes", "bpe:300"):
         with pytest.raises(BadInput, match=f"--chat needs a tokenizer.json.*, not {tokenizer}"):
             corpus.prepare_corpus(Request([source], tokenizer, tmp_path / "out", chat=""))
-    result = corpus.prepare_corpus(
-        Request([f"{HERE}/saved/train#messages"], str(path), tmp_path / "arrow", val_fraction=0.5, chat="")
-    )
-    assert result["parts"][0]["train_documents"] + result["parts"][0]["val_documents"] == 9
+    saved = [[f"chats={HERE}/saved/{split}#messages"] for split in ("train", "test")]
+    request = Request(saved[0], str(path), tmp_path / "arrow", val_fraction=0.0, val_sources=saved[1], chat="")
+    (part,) = corpus.prepare_corpus(request)["parts"]
+    assert (part["train_documents"], part["val_documents"]) == (9, 3)
 
 
 def test_what_is_masked_is_read_and_not_predicted():
