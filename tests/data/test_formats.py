@@ -65,6 +65,48 @@ def test_a_saved_folder_of_several_splits_or_without_its_files_is_refused(tmp_pa
         refused(f"{tmp_path}/a.arrow", r"a.arrow is not a whole Arrow file")
 
 
+DAMAGED = ("s.arrow", "a.feather", "z.feather", "p.parquet", "n.npy", "w.tar", "j.jsonl.xz", "k.jsonl.bz2")
+
+
+def write_whole(folder):
+    """A file of each of DAMAGED."""
+    rows = [
+        {"text": f"doc {i} " * 5, "ids": [1, 2, 0, i + 1], "meta": {"t": f"x{i}", "l": "en"}, "n": [{"role": "user"}]}
+        for i in range(40)
+    ]
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(folder / "s.arrow"), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    feather.write_feather(table, folder / "a.feather", compression="uncompressed")
+    feather.write_feather(table, folder / "z.feather", compression="zstd")
+    parquet.write_table(table, folder / "p.parquet")
+    np.save(folder / "n.npy", np.array([1, 2, 3, 0] * 50))
+    shutil.copy(FILES / "samples.tar", folder / "w.tar")
+    lines = b'{"text": "abc"}\n' * 200
+    (folder / "j.jsonl.xz").write_bytes(lzma.compress(lines))
+    (folder / "k.jsonl.bz2").write_bytes(bz2.compress(lines))
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path, name):
+    write_whole(tmp_path)
+    whole, random = (tmp_path / name).read_bytes(), np.random.default_rng(0)
+    keys = {"s": ("", "#ids", "#meta.t?meta.l=en"), "w": ("#txt?json.lang=de",)}
+    refusals = 0
+    for number in range(60):
+        content = bytearray(whole if random.random() > 0.2 else whole[: random.integers(len(whole))])
+        for place in random.integers(len(whole), size=random.integers(1, 6)):
+            content[place : place + 1] = bytes([random.integers(256)])
+        (tmp_path / f"x{name}").write_bytes(content)
+        key = keys.get(name[0], keys["s"] if name[0] in "azp" else ("",))
+        try:
+            read(f"{tmp_path}/x{name}{key[number % len(key)]}", Reading(vocab_size=100, skip_bad=number % 2 == 0))
+        except BadInput as refusal:
+            assert "\n" not in str(refusal)
+            refusals += 1
+    assert refusals
+
+
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
 def test_feather_is_read(tmp_path, compression):
     feather.write_feather(pa.table({"text": DOCUMENTS}), tmp_path / "a.feather", compression=compression, chunksize=30)

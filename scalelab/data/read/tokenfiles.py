@@ -6,6 +6,8 @@ dropped. If no separator comes for CUT_TOKENS, the stream is cut at a multiple o
 
 import itertools
 import os
+import tokenize
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -68,12 +70,13 @@ def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
 def _numpy_layout(path: str, size: int) -> TokenLayout:
     """The layout of an array by numpy.save: whole numbers of any width, in one dimension. BadInput for another."""
     try:
-        with open_file(path, follow=True) as file:
+        with open_file(path, follow=True) as file, warnings.catch_warnings():
             version = np.lib.format.read_magic(file)
+            warnings.simplefilter("ignore")  # a header of Python 2 is read all the same
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             start = file.tell()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SyntaxError, tokenize.TokenError) as error:  # the header is a Python literal
         raise BadInput(f"{path} is not an array by numpy.save: {str(error).splitlines()[0]}") from error
     if dtype.kind not in "iu":
         raise BadInput(f"{path} holds {dtype}, not token ids; text is read from JSON lines or parquet")

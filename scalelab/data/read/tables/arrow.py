@@ -28,7 +28,7 @@ def split_arrow(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[
     with _opened(path) as (schema, batches):
         columns.check_columns(schema, path, reading)
         for number, batch in enumerate(batches, 1):
-            size += batch.nbytes
+            size += batch.get_total_buffer_size()  # nbytes would follow offsets that nobody has checked
             if size >= unit_bytes:
                 yield Piece("arrow", path, first, number), size
                 first, size = number, 0
@@ -64,8 +64,9 @@ def _opened(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
             is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
         with pa.memory_map(path) as content:
             reader = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)
+            columns.field_names(reader.schema)  # a name that is not UTF-8 is told here
             yield reader.schema, (map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{path} is not a whole Arrow file: {reason}") from error
 

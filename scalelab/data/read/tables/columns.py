@@ -40,7 +40,7 @@ def check_columns(schema: Any, path: str, reading: Reading) -> None:
     for key, origin in wanted.items():
         kind = column_type(schema, key)
         if kind is None:
-            raise BadInput(f"{path} has no column {key!r} ({origin}){nearest_hint(key, _field_names(schema))}")
+            raise BadInput(f"{path} has no column {key!r} ({origin}){nearest_hint(key, field_names(schema))}")
         if (n := schema.names.count(key)) > 1:
             raise BadInput(f"{path} has {n} columns {key!r} ({origin}): which one?")
     kind = column_type(schema, reading.key)
@@ -62,7 +62,7 @@ def batch_documents(batch: Any, path: str, row: int, reading: Reading) -> Iterat
 def _documents(batch: Any, path: str, row: int, reading: Reading) -> Iterator[bytes | np.ndarray]:
     column = _column(batch, reading.key)
     values = _id_lists(column) if holds_ids(column.type) else _values(column)
-    fields = {one.key: _column(batch, one.key).to_pylist() for one in reading.selection.filters}
+    fields = {one.key: _checked(_column(batch, one.key)).to_pylist() for one in reading.selection.filters}
     for i, value in enumerate(values):
         place = functools.partial(name_row, path, row + i)
         if fields and not reading.is_chosen({key: cells[i] for key, cells in fields.items()}, place):
@@ -94,27 +94,34 @@ def _column(batch: Any, key: str) -> Any:
     if key in batch.schema.names:
         return batch.column(key)
     head, *rest = key.split(".")
-    return pc.struct_field(batch.column(head), rest)
+    records = batch.column(head)
+    records.validate()  # its sizes; a text that is not UTF-8 is told by row
+    return pc.struct_field(records, rest)
+
+
+def _checked(column: Any) -> Any:
+    """The column, whose offsets lie in the file: others would be read from elsewhere in memory. ArrowInvalid if not."""
+    column.validate(full=True)
+    return column
 
 
 def _values(column: Any) -> list[Any]:
     """Texts as bytes, since a string column may hold invalid UTF-8, or lists of messages."""
     import pyarrow as pa
 
+    column.validate()
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        column = _checked(column).dictionary_decode()
     if not _is_list(column.type):
         column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-    column.validate(full=True)  # offsets out of the file would be read from elsewhere in memory
-    return column.to_pylist()
+    return _checked(column).to_pylist()
 
 
 def _id_lists(column: Any) -> Iterator[np.ndarray | None]:
     """The ids of each row; None for a null, or a list with a null."""
     import pyarrow as pa
 
-    column = column.cast(pa.large_list(column.type.value_type))
-    column.validate(full=True)
+    column = _checked(_checked(column).cast(pa.large_list(column.type.value_type)))
     offsets, values = column.offsets.to_numpy(), column.values
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     for i in range(len(column)):
@@ -146,7 +153,7 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def _field_names(schema: Any) -> list[str]:
+def field_names(schema: Any) -> list[str]:
     """The names of all columns, and of the fields in columns of records."""
     import pyarrow as pa
 
@@ -154,6 +161,6 @@ def _field_names(schema: Any) -> list[str]:
         f"{field.name}.{name}"
         for field in schema
         if pa.types.is_struct(field.type)
-        for name in _field_names(pa.schema(list(field.type)))
+        for name in field_names(pa.schema(list(field.type)))
     ]
     return [*schema.names, *inside]

@@ -35,7 +35,7 @@ def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes | np.nda
         for batch in file.iter_batches(columns.ROWS_PER_READ, groups, list(dict.fromkeys(keys))):
             yield from columns.batch_documents(batch, piece.path, row, reading)
             row += len(batch)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).split("\n")[0]
         raise BadInput(f"{piece.path}: damaged parquet after row {row}: {reason}") from error
 
@@ -50,6 +50,8 @@ def _open(path: str) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
+        file = parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
+        columns.field_names(file.schema_arrow)  # a name that is not UTF-8 is told here
+        return file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not a whole parquet file: {str(error).split(chr(10))[0]}") from error
