@@ -89,7 +89,7 @@ def _pieces(document: bytes | np.ndarray, step: int) -> Iterator[bytes | np.ndar
     start = 0
     while len(document) - start > 1.5 * step:
         at = start + step
-        stop = min(at + step // 2, len(document))
+        stop = min(at + max(step // 2, 4), len(document))  # 4 bytes hold the beginning of a letter
         end = at if isinstance(document, np.ndarray) else at + _place_of_cut(document[at:stop])
         yield document[start:end]
         start = end

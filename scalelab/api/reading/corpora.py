@@ -3,6 +3,7 @@
 import pathlib
 from typing import TYPE_CHECKING, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from scalelab import config as config_lib
@@ -13,8 +14,9 @@ from scalelab.data.inspect.rows import Masks, Row, check_step, describe_rows
 from scalelab.data.inspect.stats import SplitStats, source_epochs, split_stats
 from scalelab.data.prepare import prepared
 from scalelab.errors import BadInput, quote_path
+from scalelab.model.attention.documents import DocumentEnds, prediction_targets
 from scalelab.record import records
-from scalelab.report import corpora
+from scalelab.report.studies import corpora
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
@@ -139,10 +141,6 @@ def _check_same_data(folder: pathlib.Path, record: Facts, fingerprint: str) -> N
 
 def _mask_function(config: "ConfigDict", separator: int) -> Masks:
     """The targets that count, by the function that the training step calls."""
-    import jax.numpy as jnp  # for `show` alone
-
-    from scalelab.model.attention.documents import DocumentEnds, prediction_targets
-
     ends = DocumentEnds(separator=jnp.int32(separator)) if config.data.documents == "mask" else None
 
     def counted(rows: np.ndarray) -> np.ndarray:

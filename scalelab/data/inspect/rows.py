@@ -79,7 +79,7 @@ def _shard_offsets(dataset: Dataset, source: str, shard: str) -> np.ndarray:
 
 def _borders(offsets: np.ndarray, token: int, length: int, first: int) -> list[tuple[int, int, int, int, bool]]:
     """(document, start, stop, tokens of it before, whether it ends here) of each document of a window."""
-    borders = []
+    borders: list[tuple[int, int, int, int, bool]] = []
     for document in itertools.count(first):
         if document >= len(offsets) - 1 or offsets[document] >= token + length:
             return borders

@@ -52,14 +52,11 @@ def describe_split(dataset: Dataset) -> str:
     if not facts:
         return ""
     what = "pieces" if "cut_bytes" in facts else "documents"
-    text = (
-        f"validation: {facts['bytes']:.1%} of the bytes ({facts['asked']:.1%} asked), {facts['documents']:.1%} of the "
-    )
-    text += what
+    text = f"validation: {facts['bytes']:.1%} of the bytes ({facts['asked']:.1%} asked)"
+    text += f", {facts['documents']:.1%} of the {what}"
     if "cut_bytes" in facts:
-        text += (
-            f"; whole documents miss that share, so they are cut at line ends into about {facts['cut_bytes']:,} bytes"
-        )
+        text += "; whole documents miss that share, so long ones are cut at line ends into pieces of about "
+        text += f"{facts['cut_bytes']:,} bytes"
     return text
 
 

@@ -352,7 +352,7 @@ def test_tfds_in_another_format_or_needing_tensorflow_says_so(tmp_path, monkeypa
     [
         ({"a.txt": b""}, ["a.txt"], {}, r"--source=.*a.txt is empty"),
         ({"a.jsonl": b"\n\n"}, ["a.jsonl"], {}, r"--source=.*a.jsonl is empty: no document in 1 files"),
-        ({"a.txt": b"x"}, ["a.txt"], {}, r"a.txt at --val-fraction=0.1: none of the 1 documents falls to the val split"),
+        ({"a.txt": b"x"}, ["a.txt"], {}, r"--val-fraction=0.1: none of the 1 documents falls to the val split"),
         ({"a.txt": b"x"}, ["b.txt"], {}, r"--source=.*b.txt matches no file; did you mean 'a.txt'"),
         ({"d/a.txt": b"x"}, ["d"], {}, r"is a folder; did you mean .*d/\*\*/\*.txt"),
         ({"a.txt": b"x"}, ["x=a.txt", "x=./a.txt"], {}, r"two sources are named 'x': name them apart, --source=x1="),
