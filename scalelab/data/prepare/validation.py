@@ -28,7 +28,7 @@ def parse_parts(
     train, val = specs.parse_sources(sources, text_key), specs.parse_sources(val_sources, text_key)
     held = {path: part for part in val for path in part.paths}
     for part in train:
-        if both := [path for path in part.paths if path in held]:
+        if both := [path for path in part.paths if path in held and not _are_apart(part, held[path])]:
             spec, rest = held[both[0]].spec, [path for path in part.paths if path not in held]
             hint = f": name the others, --source={_quoted(rest)}" if rest else ""
             raise BadInput(f"{both[0]} is in --source={part.spec} and in --val-source={spec}{hint}")
@@ -37,6 +37,12 @@ def parse_parts(
     if val:
         train = [dataclasses.replace(part, split="train") for part in train]
     return sorted([*train, *(dataclasses.replace(part, split="val") for part in val)], key=lambda part: part.key)
+
+
+def _are_apart(train: specs.SourcePart, val: specs.SourcePart) -> bool:
+    """Whether two sources may take other records of one file: both have filters, and not the same ones."""
+    filters = train.selection.filters, val.selection.filters
+    return all(filters) and filters[0] != filters[1]
 
 
 def _quoted(paths: list[str]) -> str:
