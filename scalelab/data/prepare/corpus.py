@@ -122,7 +122,12 @@ def _read_cuts(request: Request) -> dict[str, list[int]]:
 def _smaller_pieces(
     job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], cuts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
-    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is."""
+    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is.
+
+    Chats are not cut: a piece would be an answer without its question.
+    """
+    if job.template:
+        return {}
     smaller = {}
     for name, part in work.items():
         attempt = cuts.get(name, [0])[0]
