@@ -161,7 +161,7 @@ def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], 
         draft.mkdir()
         record = read_record(final)
         for split, mask in masks.items():
-            record[split] |= _filter_split(final, draft, split, mask, is_chat=job.template is not None)
+            record[split] |= _filter_split(final, draft, split, mask, job.template is not None)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
         records.fsync(draft / "record.json")
         shutil.rmtree(final)  # a kill here loses the unit, and the same command reads it again
