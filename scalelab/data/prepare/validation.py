@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
 
 from scalelab.data.prepare import specs
 from scalelab.data.read.selection import split_spec
@@ -123,9 +122,3 @@ def check_options(val_fraction: float, val_sources: list[str]) -> None:
     if not val_sources and not 0 < val_fraction < 1:
         good = "0.1 is usual" + ("; 0 needs --val-source=SPEC" if val_fraction == 0 else "")
         raise BadInput(f"--val-fraction={val_fraction} is not between 0 and 1; {good}")
-
-
-def val_only(parts: list[specs.SourcePart]) -> Iterator[str]:
-    """Names of the parts that are only scored."""
-    trained = {part.name for part in parts if part.split != "val"}
-    yield from (part.name for part in parts if part.name not in trained)
