@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": "check this machine: versions, devices, one timed matrix product",
     "init": "make a project of your own: config, functions, study, Slurm job, Makefile, test",
     "prepare": "turn documents or ready-made tokens into token shards, with any tokenizer",
+    "data": "show what a batch holds, row by row; count a corpus: lengths, copies, epochs of a planned run",
     "plan": "predict memory, time and cost of a run, a budget or a sweep",
     "train": "train one run from a config file; run again to resume",
     "config": "list every config key with its default, unit, range and source; show what a config changes",

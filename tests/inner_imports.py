@@ -22,8 +22,8 @@ START = {
     "rich": "0.06 s", "grain": "0.3 s", "torch": "2 s",
 }  # fmt: skip
 OPTIONAL = {
-    "fontTools", "google", "moto", "obstore", "submitit", "tensorboardX", "tensorflow_datasets", "tiktoken",
-    "tokenizers", "tests", "transformers", "wandb", "zstandard",
+    "datasketch", "fontTools", "fsspec", "google", "httpx2", "huggingface_hub", "jinja2", "moto", "obstore", "submitit",
+    "tensorboardX", "tensorflow_datasets", "tests", "tiktoken", "tokenizers", "transformers", "wandb", "zstandard",
 }  # fmt: skip  # not installed with the package, or needed by one option only
 LOADED_WITH = {"jax": {"numpy"}, "scipy": {"numpy"}, "flax": {"jax", "numpy", "rich"}, "optax": {"jax", "numpy"},
     "orbax": {"jax", "numpy"}, "matplotlib": {"numpy"}, "scipy.stats": {"scipy", "numpy"}}  # fmt: skip

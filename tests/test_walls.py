@@ -246,6 +246,8 @@ def test_laws_know_nothing_of_the_trainer(paths):
         ("safetensors", {"hf"}),
         ("tokenizers", {"data"}),
         ("tiktoken", {"data"}),
+        ("jinja2", {"data"}),
+        ("huggingface_hub", {"data"}),
         ("obstore", {"stores"}),
         ("tensorflow_datasets", {"data"}),
     ],

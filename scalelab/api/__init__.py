@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         plan_sweep,
         single_gpu,
     )
+    from scalelab.api.reading.corpora import DataShown, DataStats, Row, data_show, data_stats, draw_data
     from scalelab.api.reading.diagnosing import Diagnosed, ReadBatch, diagnose, show_batch
     from scalelab.api.reading.folders import (
         Noted,
@@ -98,6 +99,7 @@ NAMES = {  # the functions and records of each file
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),
+    "reading.corpora": "DataShown DataStats Row data_show data_stats draw_data",
     "reading.diagnosing": "Diagnosed ReadBatch diagnose show_batch",
     "reading.judging": "Scored Watched draw_replay load_family_law noise replay score_forecasts watch",
     "reading.loaded": "load trust",

@@ -65,22 +65,31 @@ def init(name: str, into: Path | None = None) -> Created:
 @check_arguments(out=WORKDIR, workers=optional(whole(1)))
 def prepare(
     source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
-    separator: str = "", val_fraction: float = 0.1, split_seed: int = 0, skip_bad: bool = False,
-    take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    separator: str = "", val_fraction: float | None = None, val_source: str | Sequence[str] = (), split_seed: int = 0,
+    train_on_all: bool = False, dedup: Literal["", "exact", "near"] = "", lossy: bool = False, skip_bad: bool = False,
+    chat: str | None = None, take_over: bool = False, progress: Progress = silent, stop: Stop = never,
+    display: Display | None = None,
 ) -> Facts | None:  # fmt: skip
     """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
 
-    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; the same call again goes
-    on. `progress`, `stop` and `display` as for `train`.
+    `source`: files, globs or data sets, as [NAME=]SPEC[#KEY][?FILTERS]; `out`: a folder, or s3://bucket/path; the same
+    call again goes on. `val_source`: documents that are the validation set, in the same form; without it `val_fraction`
+    (None: 0.1) of the text is held out. `dedup`: which copies are left out; `lossy`: take a tokenizer that loses text;
+    `train_on_all`: train on files whose names say val or test. `chat`: a chat template's file, "" for the tokenizer's
+    own. `progress`, `stop` and `display` as for `train`.
     """
     from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
     from scalelab.data.prepare.units import Stopped
 
     folder = pathlib.Path(out)
+    sources, val_sources = ([each] if isinstance(each, str) else list(each) for each in (source, val_source))
+    if val_fraction is None:
+        val_fraction = 0.0 if val_sources else 0.1
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
     request = Request(
-        [source] if isinstance(source, str) else list(source), tokenizer, folder, separator, text_key, val_fraction,
-        split_seed, skip_bad, len(os.sched_getaffinity(0)) if workers is None else workers, take_over,
+        sources, tokenizer, folder, separator, text_key, val_fraction, split_seed, skip_bad, workers, take_over,
+        val_sources, train_on_all, lossy, dedup, chat,
     )  # fmt: skip
     held = mirror.attached(folder, take_over, lambda line: progress({"note": line}), "--out")
     with held, (display or plain_display(progress, stop))(folder.name, {}) as shown:

@@ -62,9 +62,10 @@ def format_evaluation(row: dict) -> str:
     """Format one row of evaluations.jsonl as text."""
     metrics = row["metrics"]
     if row["kind"] == "data":
+        bound = "at least " if row.get("bpb_bound") == "lower" else ""  # the tokenizer lost text
         return (
             f"  {row['set']}: {metrics['loss']:.4f}{_se(metrics['loss_se'], 4)} nats/token, "
-            f"{metrics['bpb']:.4f}{_se(metrics['bpb_se'], 4)} bits/byte; "
+            f"{bound}{metrics['bpb']:.4f}{_se(metrics['bpb_se'], 4)} bits/byte; "
             f"{metrics['sequences']:,} of {metrics['available']:,} sequences, {metrics['tokens']:,} tokens"
         )
     accuracies = ""

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         marks = [column for column in GUARD_COLUMNS if any(row.get(column) for row in rows)]
         usual = RUN_COLUMNS if has_inactive(rows) else tuple(name for name in RUN_COLUMNS if name != "N_active")
         shown = columns or [column for column in (*usual, *marks) if column in known]
-        texts = [row | {"status": alive.status_text(row)} for row in rows]
+        texts = [row | {"status": alive.status_text(row)} | _bpb_text(row) for row in rows]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in texts])
     if options.json:
         keys = columns or [*known, *({alive.DEAD_KEY} - {*known})]
@@ -109,6 +109,12 @@ def _write(text: str, destination: str) -> None:
         sys.stdout.write(text)
     else:
         file_path("--csv", destination).write_text(text)
+
+
+def _bpb_text(row: dict[str, Any]) -> dict[str, str]:
+    """Bits per byte as a lower bound, where the tokenizer lost text."""
+    is_bound = row.get("bpb_bound") == "lower" and row.get("bpb") is not None
+    return {"bpb": f">= {_cell(row['bpb'])}"} if is_bound else {}
 
 
 def _cell(value: object) -> str:

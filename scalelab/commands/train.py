@@ -140,18 +140,25 @@ def _batches(text: str | None) -> tuple[int, int] | None:
 
 
 def _print(trained: "api.Trained", destination: str | None) -> None:
+    bound = trained.bpb_bound
     print(
         f"{trained.name}: {trained.status} at step {trained.final_step}, validation loss "
-        f"{_number(trained.val_loss)} nats/token, {_number(trained.bpb)} bits/byte; {trained.folder}",
+        f"{_number(trained.val_loss)} nats/token, {_bits(trained.bpb, bound)}; {trained.folder}",
         file=sys.stderr,
     )
     for source in listing.rows_by_source(trained.by_source):
-        print(
-            f"  {source['source']}: {_number(source['val_loss'])} nats/token, {_number(source['bpb'])} bits/byte; "
-            f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs",
-            file=sys.stderr,
-        )
+        scored, read = "only trained on", "only scored"
+        if source["val_loss"] is not None:
+            scored = f"{_number(source['val_loss'])} nats/token, {_bits(source['bpb'], bound)}"
+        if source["tokens"] is not None:
+            read = f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs"
+        print(f"  {source['source']}: {scored}; {read}", file=sys.stderr)
     emit_json(trained.to_json(), destination)
+
+
+def _bits(value: float | None, bound: str) -> str:
+    """Bits per byte; at least so many if the tokenizer lost text (`bound` "lower")."""
+    return f"{'at least ' * (bound == 'lower')}{_number(value)} bits/byte"
 
 
 def _number(value: float | None) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.data import splits as split_rules
 from scalelab.data.prepare import prepared
-from scalelab.data.shards import SHARD_FORMAT, Split, read_shard_folder, write_shard_folder
+from scalelab.data.shards import SHARD_FORMAT, Split, read_shard_folder, read_shard_index, write_shard_folder
 from scalelab.data.sources.sources import DataConfig, Source, open_source
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
@@ -21,7 +22,10 @@ OVERSHOOT = 1.25  # multiple of the wanted validation share: a document that wou
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """One named source's tokens. `bytes_per_token`: text bytes over tokens (with separators) of its val split."""
+    """One named source's tokens. `bytes_per_token`: text bytes over tokens (with separators) of its val split.
+
+    Of the two splits one may be without shards: documents that are only trained on, or a validation set.
+    """
 
     name: str
     train: Split
@@ -47,6 +51,11 @@ class Dataset:
     description: dict[str, Any]
 
     @property
+    def val_parts(self) -> tuple[DatasetPart, ...]:
+        """The parts that are scored: those with a validation split."""
+        return tuple(part for part in self.parts if part.val.shards)
+
+    @property
     def hparams(self) -> dict[str, float]:
         """Numbers of the data that the training step needs, traced like a config's: `h.dataset.separator`."""
         return {"dataset.separator": self.separator}
@@ -55,8 +64,8 @@ class Dataset:
 def open_dataset(config: DataConfig) -> Dataset:
     """Open the dataset of `config`; writes its shards to the cache first if they aren't there.
 
-    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document
-    (the split is by document), a vocabulary larger than the model's, or shards that differ from their index.
+    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, too little text for
+    the split, a vocabulary larger than the model's, or shards that differ from their index.
     """
     if not 0 < config.val_fraction < 1:
         raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
@@ -69,11 +78,8 @@ def open_dataset(config: DataConfig) -> Dataset:
             f"vocab_size={config.vocab_size} is too small: the {tokenizer.name} tokenizer of data.source="
             f"{config.source!r} has {tokenizer.vocab_size} ids"
         )
-    folder = _cache_folder(config, source, tokenizer)
-    if not folder.exists():
-        _build(folder, config, source, tokenizer)
-    index, splits = read_shard_folder(folder)
-    return _describe(index, splits, source, tokenizer)
+    index, splits = read_shard_folder(_shard_folder(config, source, tokenizer))
+    return _describe(index, splits, source, tokenizer, config.val_fraction)
 
 
 def _open_prepared(config: DataConfig) -> Dataset:
@@ -87,7 +93,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
             f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
         )
     parts = tuple(
-        DatasetPart(name, part["train"], part["val"], prepared.bytes_per_token(index, name, part["val"]))
+        DatasetPart(name, part["train"], part["val"], prepared.bytes_per_token(index, name, part))
         for name, part in splits.items()
     )
     counts = {
@@ -95,7 +101,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
         for split in ("train", "val")
         for what in ("tokens", "documents")
     }
-    n_bytes = sum(part.bytes_per_token * part.val.n_tokens for part in parts)
+    n_bytes = sum(part.bytes_per_token * part.val.n_targets for part in parts)
     description = {
         "source": "prepared",
         "path": config.path,
@@ -103,9 +109,11 @@ def _open_prepared(config: DataConfig) -> Dataset:
         "tokenizer": tokenizer["name"],
         "parts": {name: part["source"] for name, part in index["parts"].items()},
         **counts,
-        "bytes_per_token": n_bytes / counts["val_tokens"],
+        "bytes_per_token": n_bytes / sum(part.val.n_targets for part in parts),
         "entropy_rate": None,
-    }
+    } | ({"bpb_bound": "lower"} if prepared.is_lossy(index) else {})
+    if "chat" in index:
+        description["chat"] = index["chat"]["name"]  # only the assistant's turns are predicted
     ids = tokenizer["vocab_size"], tokenizer["separator"]
     return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
 
@@ -113,9 +121,22 @@ def _open_prepared(config: DataConfig) -> Dataset:
 READY: dict[str, Callable[[DataConfig], Dataset]] = {"prepared": _open_prepared}  # sources that are datasets already
 
 
-def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
+def _shard_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
+    """The folder of the shards; written first if it is not there.
+
+    Documents that are split whole and those that are cut have folders of two names: one of before documents were cut
+    is left where whole documents missed the share.
+    """
+    whole = _cache_folder(config, source, tokenizer)
+    if whole.exists() and (source.vocab_size or not _stored_share(whole, config).is_off(split_rules.FAR)):
+        return whole
+    pieces = _cache_folder(config, source, tokenizer, "pieces")
+    return pieces if pieces.exists() else _build((whole, pieces), config, source, tokenizer)
+
+
+def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer, *more: str) -> pathlib.Path:
     default = os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
-    inputs = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
+    inputs = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed, *more]
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     name = f"{config.source.replace(':', '.')}-{key[:16]}"
     folder = pathlib.Path(os.path.expanduser(config.cache_dir or default)) / name
@@ -124,21 +145,59 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> p
     return pathlib.Path(os.path.expanduser(default)) / name
 
 
-def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
-    sizes: dict[bytes, int] = {}  # keyed by content: equal documents fall on the same side of the split
-    for document in source.documents():
-        digest = _digest(document)
-        sizes[digest] = sizes.get(digest, 0) + len(document)
-    held_out = held_out_documents(sizes, config.val_fraction, config.split_seed)
-    facts = {
-        "tokenizer": tokenizer.name,
-        "val_text_bytes": sum(sizes[digest] for digest in held_out),
-        "text_bytes": sum(sizes.values()),
-    }
+def _stored_share(folder: pathlib.Path, config: DataConfig) -> split_rules.Share:
+    index = read_shard_index(folder)
+    return split_rules.Share(index["val_text_bytes"], index["text_bytes"], 1, 2, config.val_fraction)
+
+
+def _build(
+    folders: tuple[pathlib.Path, pathlib.Path], config: DataConfig, source: Source, tokenizer: Tokenizer
+) -> pathlib.Path:
+    """Write the shards: documents whole to the first of `folders`, or pieces of them to the second."""
+    sizes, held_out, share, cut_bytes = _choose_split(config, source)
+    folder = folders[bool(cut_bytes)]
+    facts = {"tokenizer": tokenizer.name, "val_text_bytes": share.val_bytes, "text_bytes": share.all_bytes}
+    facts |= {"cut_bytes": cut_bytes} if cut_bytes else {}
     try:
-        write_shard_folder(folder, _tokenized(source, tokenizer, sizes, held_out), tokenizer.dtype, facts)
+        pairs = _tokenized(source, tokenizer, sizes, held_out, cut_bytes)
+        write_shard_folder(folder, pairs, tokenizer.dtype, facts)
     except OSError as error:
         raise BadInput(f"data.cache_dir: can't write {folder} ({error.strerror})") from error
+    return folder
+
+
+def _choose_split(config: DataConfig, source: Source) -> tuple[dict[bytes, int], set[bytes], split_rules.Share, int]:
+    """(bytes by digest, the digests held out, the share, size of pieces): whole documents if these come near the share.
+
+    BadInput if no pieces do. Ids are never cut: an end inside a document would be no sample of its language.
+    """
+    sizes, held_out, share = _hold_out(config, source, 0)
+    whole, cut_bytes = share, 0
+    for attempt in range(0 if source.vocab_size else len(split_rules.PIECES)):
+        if not share.is_off(split_rules.FAR):
+            break
+        cut_bytes = split_rules.piece_bytes(whole.all_bytes, config.val_fraction, attempt)
+        sizes, held_out, share = _hold_out(config, source, cut_bytes)
+    what = "n_tokens" if source.vocab_size else "text"
+    split_rules.check_share(share, f"data.source={config.source!r}", f"use more {what}, or another data.val_fraction")
+    return sizes, held_out, share, cut_bytes
+
+
+def _hold_out(
+    config: DataConfig, source: Source, cut_bytes: int
+) -> tuple[dict[bytes, int], set[bytes], split_rules.Share]:
+    """(bytes by digest, the digests held out, the share) of documents, or of their pieces of about `cut_bytes`."""
+    sizes: dict[bytes, int] = {}  # keyed by content: equal documents fall on the same side of the split
+    counts: dict[bytes, int] = {}
+    for document in source.documents():
+        for piece in split_rules.cut_document(document, cut_bytes):
+            digest = _digest(piece)
+            sizes[digest] = sizes.get(digest, 0) + len(piece)
+            counts[digest] = counts.get(digest, 0) + 1
+    held_out = held_out_documents(sizes, config.val_fraction, config.split_seed) if len(sizes) > 1 else set()
+    held = sum(sizes[digest] for digest in held_out), sum(sizes.values())
+    numbers = sum(counts[digest] for digest in held_out), sum(counts.values())
+    return sizes, held_out, split_rules.Share(*held, *numbers, config.val_fraction)
 
 
 def _digest(document: bytes | np.ndarray) -> bytes:
@@ -146,13 +205,14 @@ def _digest(document: bytes | np.ndarray) -> bytes:
 
 
 def _tokenized(
-    source: Source, tokenizer: Tokenizer, sizes: dict[bytes, int], held_out: set[bytes]
+    source: Source, tokenizer: Tokenizer, sizes: dict[bytes, int], held_out: set[bytes], cut_bytes: int
 ) -> Iterator[tuple[str, np.ndarray]]:
     for document in source.documents():
-        digest = _digest(document)
-        if digest not in sizes:
-            raise BadInput("a document changed while the data were being prepared; run again")
-        yield "val" if digest in held_out else "train", tokenizer.encode(document)
+        for piece in split_rules.cut_document(document, cut_bytes):
+            digest = _digest(piece)
+            if digest not in sizes:
+                raise BadInput("a document changed while the data were being prepared; run again")
+            yield "val" if digest in held_out else "train", tokenizer.encode(piece)
 
 
 def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed: int) -> set[bytes]:
@@ -160,12 +220,8 @@ def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed:
 
     Documents are held out in the order of a hash of (split_seed, content) until they hold `val_fraction` of the bytes;
     one that would overshoot by a quarter is skipped. So the split depends only on contents, not on names or listing
-    order. Raises BadInput if there is only one document.
+    order. Needs two documents at least.
     """
-    if len(sizes) < 2:
-        raise BadInput(
-            "the validation split is by document and there is only one: use several files (or more n_tokens)"
-        )
     total = sum(sizes.values())
     wanted = val_fraction * total
     seed = str(split_seed).encode() + b":"
@@ -181,11 +237,15 @@ def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed:
     return held_out or {min(order, key=lambda digest: sizes[digest])}
 
 
-def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer) -> Dataset:
+def _describe(
+    index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer, asked: float
+) -> Dataset:
     contents = json.dumps([tokenizer.name, index["splits"]], sort_keys=True)
     fingerprint = hashlib.sha256(contents.encode()).hexdigest()[:16]
     train, val = splits["train"], splits["val"]
     bytes_per_token = 1.0 if source.vocab_size else index["val_text_bytes"] / val.n_tokens
+    numbers = val.n_documents, val.n_documents + train.n_documents
+    share = split_rules.Share(index["val_text_bytes"], index["text_bytes"], *numbers, asked)
     description = source.description | {
         "fingerprint": fingerprint,
         "source_fingerprint": source.fingerprint[:16],
@@ -196,6 +256,7 @@ def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, t
         "val_documents": val.n_documents,
         "bytes_per_token": bytes_per_token,
         "entropy_rate": source.entropy_rate,
+        "split": split_rules.share_facts(share, index.get("cut_bytes", 0)),
     }
     part = DatasetPart(source.description["source"], train, val, bytes_per_token)
     return Dataset(

@@ -30,7 +30,8 @@ from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below
 
 SHARD_FORMAT = 1
-TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # all values of `Tokenizer.dtype`
+MASKED_DTYPE = "<i4"  # of corpora with chats: ids that are read and not predicted are below -1 (`tokenizers/chat.py`)
+TOKEN_DTYPES = ("|u1", "<u2", "<u4", MASKED_DTYPE)  # all values of `Tokenizer.dtype`, and the masked one
 FILE_NAME = re.compile(r"[\w-][\w.-]*")  # name of a shard's file, directly in the folder
 SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; documents are never cut
 HASHED_ON_OPEN_BYTES = 2**28  # size up to which opening compares SHA-256 too (about 1 s at worst), above it only sizes
@@ -43,6 +44,12 @@ class Split:
 
     shards: tuple[np.ndarray, ...]
     offsets: tuple[np.ndarray, ...]
+    predicted: int | None = None  # how many of the tokens are targets; None: all
+
+    @property
+    def n_targets(self) -> int:
+        """Tokens that are predicted: of chats those of the assistant's turns."""
+        return self.n_tokens if self.predicted is None else self.predicted
 
     @property
     def n_tokens(self) -> int:
@@ -180,7 +187,7 @@ def check_shard_entries(
             f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(TOKEN_DTYPES)}); "
             f"{_rebuild_hint(path.parent)}"
         )
-    if tokenizer_ids is not None and np.dtype(dtype) != id_type(tokenizer_ids):
+    if tokenizer_ids is not None and np.dtype(dtype) not in (id_type(tokenizer_ids), MASKED_DTYPE):
         raise BadInput(f"{path}: dtype={dtype!r} is not the type for {tokenizer_ids} ids; {_rebuild_hint(path.parent)}")
     for shard in shards:
         is_entry = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
@@ -223,8 +230,8 @@ def _rebuild_hint(folder: pathlib.Path) -> str:
     return f"delete the folder {folder} and run again to rebuild it"
 
 
-def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
+def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str, predicted: int | None = None) -> Split:
     """Map the shards of one split into memory: only the parts that are read take memory."""
     tokens = tuple(np.memmap(path_below(folder, s["tokens"]["file"]), np.dtype(dtype), "r") for s in shards)
     offsets = tuple(np.memmap(path_below(folder, s["offsets"]["file"]), "<i8", "r") for s in shards)
-    return Split(tokens, offsets)
+    return Split(tokens, offsets, predicted)

@@ -55,10 +55,11 @@ def data_name(config: ConfigDict) -> str:
 
 
 def _data_row(model: EvaluatedModel, data: Dataset, name: str, part_loss: losses.PartLoss) -> EvaluationRow:
-    one_of_several = part_loss.part != losses.ALL_PARTS and len(data.parts) > 1
+    one_of_several = part_loss.part != losses.ALL_PARTS and len(data.val_parts) > 1
     column = f"{name}_{make_slug(part_loss.part)}" if one_of_several else name
     metrics = {key: value for key, value in part_loss._asdict().items() if key != "part"}
-    return _row(model, column, data.fingerprint, "data", metrics)
+    row = _row(model, column, data.fingerprint, "data", metrics)
+    return row | ({"bpb_bound": bound} if (bound := data.description.get("bpb_bound")) else {})
 
 
 def evaluate_tasks(

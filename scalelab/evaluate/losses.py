@@ -38,17 +38,17 @@ def validation_losses(
     For a single part and `most` = eval.batches x global_batch, these are the sequences of the run's own evaluations.
     `progress(done, all)` counts sequences.
     """
-    windows = [Windows({part.name: part.val}, model.seq_len, "validation") for part in dataset.parts]
+    windows = [Windows({part.name: part.val}, model.seq_len, "validation") for part in dataset.val_parts]
     counts = [min(most or len(each), len(each)) for each in windows]
     losses: list[PartLoss] = []
-    for part, each, count in zip(dataset.parts, windows, counts, strict=True):
+    for part, each, count in zip(dataset.val_parts, windows, counts, strict=True):
         numbers = (2 * np.arange(count) + 1) * len(each) // (2 * count)  # the middle of each of `count` equal parts
         nll, tokens = _sums(model, dataset.separator, each, numbers)
         losses.append(_part_loss(part.name, nll, tokens, part.bytes_per_token, len(each)))
         progress(sum(loss.sequences for loss in losses), sum(counts))
     if len(losses) == 1:
         return losses
-    return [_total_loss(losses, [part.val.n_tokens for part in dataset.parts], dataset.bytes_per_token), *losses]
+    return [_total_loss(losses, [part.val.n_targets for part in dataset.val_parts], dataset.bytes_per_token), *losses]
 
 
 def _sums(

@@ -170,6 +170,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "C_chinchilla": flops.get("chinchilla"),
         "val_loss": record.get("val_loss"),
         "bpb": record.get("bpb"),
+        **({"bpb_bound": bound} if (bound := record.get("data", {}).get("bpb_bound")) else {}),
         "identity": record.get("identity"),
         "mixed": describe_config_changes(record),
         "spike_score": record.get("spike_score"),
@@ -209,7 +210,7 @@ def batch_keys(line: Mapping[str, Any]) -> list[str]:
 
 def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:
     """One row per source, from columns KIND/SOURCE: `source`, `val_loss`, `bpb`, `tokens`, `epochs`; None if absent."""
-    names = dict.fromkeys(key.partition("/")[2] for key in columns if key.startswith("tokens/"))
+    names = dict.fromkeys(key.partition("/")[2] for key in columns if key.startswith(("tokens/", "val_loss/")))
     kinds = ("val_loss", "bpb", "tokens", "epochs")
     return [{"source": name} | {kind: columns.get(f"{kind}/{name}") for kind in kinds} for name in names]
 

@@ -72,7 +72,9 @@ RECORD_SCHEMA = {
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE},
     "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA, "computed_flops_per_token?": NUMBER,
-    "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
+    "data?": {
+        "fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None), "bpb_bound?": TEXT,
+    },
     "versions?": {"*": TEXT}, "device?": TEXT, "mesh?": {"devices?": WHOLE, "*": SCALAR},
     "peak_flops?": NUMBER, "seconds?": _NUMBERS_SCHEMA,
     "seconds_by_process?": {"*": _NUMBERS_SCHEMA},

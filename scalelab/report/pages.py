@@ -171,7 +171,9 @@ def _key_numbers(row: dict) -> str:
              "N (active)": "N_active", "C (FLOPs, exact)": "C"}  # fmt: skip
     if not listing.has_inactive([row]):
         del shown["N (active)"]
-    return html.render_numbers({label: html.format_value(row[key], key) for label, key in shown.items()})
+    bound = {"bpb": "≥ "} if row.get("bpb_bound") == "lower" and row["bpb"] is not None else {}  # text was lost
+    texts = {label: bound.get(key, "") + html.format_value(row[key], key) for label, key in shown.items()}
+    return html.render_numbers(texts)
 
 
 def _conventions(folder: pathlib.Path) -> dict:

@@ -252,9 +252,16 @@ def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
     summary = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
     shown = sorted(rows, key=gather.final_loss)[: gather.MOST_ROWS] if len(rows) > gather.MOST_ROWS else rows
+    shown = [row | _bound_text(row) for row in shown]
     if len(shown) < len(rows):
         summary += f" Below: the {len(shown):,} with the lowest final loss."
     return html.render_paragraph(summary) + html.render_table(shown, columns)
+
+
+def _bound_text(row: dict) -> dict[str, str]:
+    """Bits per byte as a lower bound, where the tokenizer lost text."""
+    is_bound = row.get("bpb_bound") == "lower" and row.get("bpb") is not None
+    return {"bpb": f"≥ {html.format_value(row['bpb'], 'bpb')}"} if is_bound else {}
 
 
 MOST_EVENTS = 300  # most events in one table; of more, equal ones share a row

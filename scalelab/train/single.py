@@ -85,6 +85,7 @@ def train_single(
         "resumed_from": outcome.resumed_from,
         "val_loss": run.val_loss,
         "bpb": run.record.get("bpb"),
+        "bpb_bound": run.record["data"].get("bpb_bound", ""),
         "by_source": run.by_source,
         "tokens_per_s": outcome.tokens_per_s,
         "params_digest": outcome.digests[0],

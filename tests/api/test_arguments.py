@@ -79,6 +79,8 @@ def functions(folder):
         "list_checkpoints": (api.list_checkpoints, {"folder": run}),
         "show_checkpoint": (api.show_checkpoint, {"folder": run}),
         "diagnose": (api.diagnose, {"run": work}), "show_batch": (api.show_batch, {"run": run, "batch": 1}),
+        "data_show": (api.data_show, {"source": run}), "data_stats": (api.data_stats, {"source": run}),
+        "draw_data": (api.draw_data, {"shown": None, "out": work}),
         "replay": (api.replay, {"window": f"{run}@1..2"}),
         "draw_replay": (api.draw_replay, {"result": {}, "plot": work}),
         "noise": (api.noise, {"run": run}), "watch": (api.watch, {"folder": work}),

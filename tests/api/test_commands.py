@@ -41,6 +41,7 @@ CHOOSES = {
     ("tune", "status"): "study_status",
     ("coordcheck", "plot"): "draw_coordcheck", ("recipe", "shrink"): "shrink_recipe",
     ("reproduce", "download"): "download_tables", ("schedule", "plot"): "draw_schedule",
+    ("data", "action"): "data_stats", ("data", "out"): "draw_data",
     ("checkpoint", "action"): "list_checkpoints", ("compare", "html"): "write_comparison",
     ("diagnose", "batch"): "show_batch",
     ("export", "format"): "export_hf", ("import", "format"): "import_hf", ("replay", "plot"): "draw_replay",

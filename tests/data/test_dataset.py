@@ -126,9 +126,10 @@ def test_refused_configs(corpus, change, message):
         open_dataset(dataclasses.replace(corpus, **change))
 
 
-def test_one_document_cannot_be_split_by_document(corpus):
-    with pytest.raises(BadInput, match="only one"):
-        open_dataset(dataclasses.replace(corpus, path=corpus.path.replace("*", "00")))
+def test_a_document_of_one_letter_cannot_be_split(corpus, tmp_path):
+    (tmp_path / "one.txt").write_text("x")
+    with pytest.raises(BadInput, match=r"none of the 1 documents falls to the val split .*: use more text"):
+        open_dataset(dataclasses.replace(corpus, path=str(tmp_path / "one.txt")))
 
 
 def test_cache_from_the_environment(corpus, tmp_path, monkeypatch):

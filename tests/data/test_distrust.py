@@ -11,6 +11,8 @@ import os
 import pickle
 import random
 import re
+import shutil
+import sys
 import zipfile
 
 import numpy as np
@@ -171,10 +173,10 @@ def arrow(path):
 
 
 FOREIGN = {
-    "a.arrow": ("an Arrow table", arrow),
-    "a.npy": ("a numpy array", lambda path: np.save(path, np.arange(9))),
-    "a.xz": ("xz-packed", lambda path: path.write_bytes(lzma.compress(b"text"))),
-    "a.bz2": ("bzip2-packed", lambda path: path.write_bytes(bz2.compress(b"text"))),
+    "a.png": ("an image", lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n")),
+    "a.flac": ("audio or video", lambda path: path.write_bytes(b"fLaC\x00\x00\x00\x22")),
+    "a.so": ("a program", lambda path: shutil.copy(sys.executable, path)),
+    "a.gguf": ("a model's weights", lambda path: path.write_bytes(b"GGUF\x03\x00\x00\x00")),
     "a.pkl": ("pickled", lambda path: path.write_bytes(pickle.dumps({"text": "x"}))),
     "a.xlsx": ("a zip archive or an office document", lambda path: path.write_bytes(b"PK\x03\x04rest")),
 }
@@ -198,7 +200,26 @@ def test_what_holds_no_text_is_refused_by_what_it_is(tmp_path, name):
         read(packed)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.jsonl"])
+READ_BY_NAME = {
+    "arrow": ("an Arrow table", arrow),
+    "npy": ("a numpy array", lambda path: np.save(path, np.arange(9))),
+    "xz": ("xz-packed", lambda path: path.write_bytes(lzma.compress(b"text"))),
+    "bz2": ("bzip2-packed", lambda path: path.write_bytes(bz2.compress(b"text"))),
+}
+
+
+@pytest.mark.parametrize("ending", READ_BY_NAME)
+def test_what_is_read_by_its_name_is_no_text_under_another(tmp_path, ending):
+    what, write = READ_BY_NAME[ending]
+    write(tmp_path / f"a.{ending}")
+    (tmp_path / f"a.{ending}").rename(tmp_path / "b.txt")
+    with pytest.raises(BadInput, match=f"b.txt is {what}, not text: name it .{ending}"):
+        specs.parse_sources([f"{tmp_path}/b.txt"])
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.jsonl", "a.arrow", "a.npy", "a.txt.xz", "a.bz2"]
+)
 def test_a_table_is_no_text_for_a_config(tmp_path, name):
     corpora.write(tmp_path / name, b"id,text\n1,x\n")
     with pytest.raises(BadInput, match=r"`scalelab prepare --source=.*data.source=prepared"):

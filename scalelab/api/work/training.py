@@ -49,7 +49,7 @@ TWO_BATCHES = Kind(
 class Trained:
     """The end of a run's training. Losses are nats a token; `process` is the index of this process.
 
-    `ended_by`: "guard" where its policy ended the run.
+    `ended_by`: "guard" where its policy ended the run. `bpb_bound`: "lower" where the tokenizer lost text.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Trained:
     params_digest: str
     folder: str
     ended_by: str = ""
+    bpb_bound: str = ""
     process: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ ORDER_BLOCK = 4096  # windows whose order is computed at once; a small batch by 
 class Windows:
     """The windows of `{source: split}`, one after the other: `windows[numbers]` -> int32 [len(numbers), seq_len + 1].
 
-    `len(windows)` counts all, `sizes` those of each source.
+    `len(windows)` counts all, `sizes` those of each source; a source without shards in this split is left out.
     """
 
     def __init__(self, splits: Mapping[str, Split], seq_len: int, kind: str) -> None:
@@ -40,6 +40,8 @@ class Windows:
         self.views: list[np.ndarray] = []  # [n, seq_len + 1], no copy
         self.sizes: dict[str, int] = {}
         for name, split in splits.items():
+            if not split.shards:
+                continue
             views = [view(np.asarray(s), seq_len + 1)[::seq_len] for s in split.shards if len(s) > seq_len]
             if not views:
                 longest = max(map(len, split.shards), default=0)

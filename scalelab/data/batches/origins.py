@@ -8,6 +8,7 @@ import numpy as np
 
 from scalelab.data.dataset import Dataset
 from scalelab.data.prepare.prepared import load_run_tokenizer
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.errors import BadInput
 
 IDS_SHOWN = 15  # most ids shown of data that are not text
@@ -52,12 +53,14 @@ def make_excerpts(data: Any) -> Callable[[np.ndarray, int], str]:
     `data`: the group of a config. Data that are not text give ids.
     """
     try:
-        decode = load_run_tokenizer(data).decode
+        tokenizer = load_run_tokenizer(data)
     except BadInput:
+        tokenizer = None
+    if tokenizer is None or tokenizer.kind == "ids":
         return lambda ids, length: " ".join(map(str, ids[:IDS_SHOWN].tolist()))[:length]
 
     def excerpt(ids: np.ndarray, length: int) -> str:
-        text = decode(ids[: 4 * length]).decode(errors="replace")
+        text = tokenizer.decode(unmask_ids(ids[: 4 * length])).decode(errors="replace")
         return text.encode("unicode_escape").decode()[:length]
 
     return excerpt

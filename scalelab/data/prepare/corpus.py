@@ -12,25 +12,28 @@ The bytes of shards and index don't depend on the number of workers or on interr
 import pathlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.data.prepare import merge, pool, prepared, specs, units
-from scalelab.data.prepare.index import finish_index, plan_index, summarise_index, write_sealed
-from scalelab.data.prepare.job import Progress, Stop, job_for_tokenizer, make_job
+from scalelab.data import splits
+from scalelab.data.prepare import merge, near, pool, prepared, screen, specs, units, validation
+from scalelab.data.prepare.index import finish_index, part_share, plan_index, summarise_index, write_sealed
+from scalelab.data.prepare.job import Progress, Stop, job_for_tokenizer, make_job, sample_round_trip
 from scalelab.data.prepare.request import (
     Request,
     check_free_folder,
     check_same_plan,
     enter_folder,
+    load_requested_template,
     load_requested_tokenizer,
     preparation_plan,
 )
 from scalelab.data.prepare.units import SPLITS, PrepareJob
-from scalelab.data.tokenizers import load
+from scalelab.data.tokenizers import load, roundtrip
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
-from scalelab.record import lock
+from scalelab.record import lock, records
+from scalelab.record.jsonfiles import WHOLE
 from scalelab.untrusted.paths import path_below
 
 ALONE_BYTES = 2**27  # bytes that one process joins faster than others would start
@@ -44,9 +47,11 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     """
     _check_options(request)
     start, out = time.perf_counter(), request.out
-    parts = specs.parse_sources(request.sources)
+    parts = validation.parse_parts(
+        list(request.sources), list(request.val_sources), request.train_on_all, request.text_key
+    )
     given = load_requested_tokenizer(request, parts)
-    plan = preparation_plan(request, parts, given)
+    plan = preparation_plan(request, parts, given, load_requested_template(request, given))
     if (out / "index.json").exists():
         return _reopen_finished(request, parts, given, plan, progress, stop)
     work = _units(request, parts, given)
@@ -55,7 +60,9 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     with lock.hold_folder(out, "--out", request.take_over) as warning:
         is_new = not (out / "plan.json").exists()
         enter_folder(out, plan)
-        for note in filter(None, [warning, *(note for part in parts for note in specs.part_notes(part))]):
+        for note in filter(
+            None, [warning, *(note for part in parts for note in specs.part_notes(part, request.text_key))]
+        ):
             progress({"note": note})
         try:
             index = _fill_folder(request, parts, given, work, progress, stop)
@@ -66,10 +73,13 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
 
 
 def _check_options(request: Request) -> None:
-    if not 0 < request.val_fraction < 1:
-        raise BadInput(f"--val-fraction={request.val_fraction} is not between 0 and 1; 0.1 is usual")
+    validation.check_options(request.val_fraction, list(request.val_sources))
     if request.workers < 1:
         raise BadInput(f"--workers={request.workers}: at least 1")
+    if request.dedup not in ("", "exact", "near"):
+        raise BadInput(f"--dedup={request.dedup}: exact or near")
+    if request.dedup == "near":
+        near.check_library()
 
 
 def _fill_folder(
@@ -81,14 +91,73 @@ def _fill_folder(
     stop: Stop,
 ) -> dict[str, Any]:
     """Write tokenizer, units, shards and index; returns the index."""
-    job = make_job(request, given, work, progress, stop)
-    _write_missing_units(job, work, request.workers, progress, stop)
-    check_same_plan(request.out, preparation_plan(request, parts, given))  # a file may have changed while it was read
-    index, planned = plan_index(job, parts, work, request)
+    cuts = _read_cuts(request)
+    while True:
+        job = make_job(request, given, work, progress, stop, {name: size for name, (_, size) in cuts.items()})
+        trip = sample_round_trip(job, work, stop) if given else None  # one trained here has a token for every byte
+        if trip and trip.documents:
+            progress({"note": roundtrip.describe_round_trip(trip)})
+            roundtrip.check_round_trip(trip, request.tokenizer, request.lossy)
+        _write_missing_units(job, work, request.workers, progress, stop)
+        plan = preparation_plan(request, parts, given, job.template)
+        check_same_plan(request.out, plan)  # a file may have changed meanwhile
+        if not (smaller := _smaller_pieces(job, work, cuts)):
+            break
+        cuts = cuts | smaller
+        _begin_again(job, work, cuts, smaller, is_trained=given is None)
+    counts = screen.screen_documents(job, work, request.dedup)
+    index, planned = plan_index(job, parts, work, request, counts, trip)
     _write_shards(job, planned, request.workers, progress, stop)
     finish_index(job, index)
     shutil.rmtree(job.units, ignore_errors=True)
     return index
+
+
+def _read_cuts(request: Request) -> dict[str, list[int]]:
+    """{part: [attempts, size of its pieces in bytes]} of an unfinished folder."""
+    path = request.out / ".units" / "cuts.json"
+    return records.read_json(path, {"*": [WHOLE]}) if path.is_file() else {}
+
+
+def _smaller_pieces(
+    job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], cuts: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is.
+
+    Chats are not cut: a piece would be an answer without its question.
+    """
+    if job.template:
+        return {}
+    smaller = {}
+    for name, part in work.items():
+        attempt = cuts.get(name, [0])[0]
+        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
+            continue
+        share = part_share([units.read_record(job.units / unit.name) for unit in part], job.val_fraction)
+        if share.all_bytes and share.is_off(splits.FAR):
+            size = splits.piece_bytes(share.all_bytes, job.val_fraction, attempt)
+            if size != cuts.get(name, [0, 0])[1]:
+                smaller[name] = [attempt + 1, size]
+    return smaller
+
+
+def _begin_again(
+    job: PrepareJob,
+    work: Mapping[str, Sequence[specs.WorkUnit]],
+    cuts: Mapping[str, Sequence[int]],
+    smaller: Mapping[str, Sequence[int]],
+    is_trained: bool,
+) -> None:
+    """Remove the units of parts that are cut anew; of all, with the tokenizer, if it was trained on another split.
+
+    They go before the sizes are noted: what a kill leaves is then begun again.
+    """
+    for name in work if is_trained else smaller:
+        for unit in work[name]:
+            shutil.rmtree(job.units / unit.name, ignore_errors=True)
+    if is_trained:
+        (job.folder / load.TOKENIZER_FILES["json"]).unlink(missing_ok=True)
+    records.write_json(job.units / "cuts.json", cuts)
 
 
 def _units(
@@ -97,12 +166,12 @@ def _units(
     """Split each part into its units of work."""
     reading = job_for_tokenizer(request, given or byte_tokenizer()).reading()
     total = sum(specs.part_bytes(part) for part in parts)
-    return {part.name: list(specs.split_into_units(part, total, reading)) for part in parts}
+    return {part.key: list(specs.split_into_units(part, total, reading)) for part in parts}
 
 
 def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[specs.WorkUnit]]) -> None:
     for part in parts:
-        if not work[part.name]:
+        if not work[part.key]:
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
 
 
@@ -137,7 +206,9 @@ def _reopen_finished(
     except BadInput as damage:
         path = path_below(out, entry["file"])
         path.unlink(missing_ok=True)
-        new = make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
+        cuts = {name: part["cut_bytes"] for name, part in index["parts"].items() if "cut_bytes" in part}
+        work = {} if given else _units(request, parts, given)
+        new = make_job(request, given, work, progress, stop, cuts).tokenizer
         if new != entry:
             path.unlink()
             raise BadInput(f"{damage}; made again it is {new['name']}: delete {out} and run the same command") from None
@@ -153,7 +224,7 @@ def _write_missing_units(
 ) -> None:
     """Write every unit that isn't there yet."""
     all_units = [unit for part in work.values() for unit in part]
-    done = {unit.name for unit in all_units if (job.units / unit.name).is_dir()}
+    done = {unit.name for unit in all_units if units.is_written(job, unit)}
     n = len(done)
     facts: dict[str, Any] = {
         "phase": "units",
@@ -212,4 +283,4 @@ def _write_shards(
 
 def _write_shard(shard: merge.PlannedShard, state: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
     job, tokenizer, _ = state
-    return merge.write_shard(shard, job, tokenizer.dtype)
+    return merge.write_shard(shard, job, job.dtype(tokenizer))

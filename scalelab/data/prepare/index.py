@@ -4,10 +4,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.data.prepare import merge, prepared, specs, units
+from scalelab.data import splits
+from scalelab.data.prepare import merge, prepared, screen, specs, units
 from scalelab.data.prepare.job import Progress
 from scalelab.data.prepare.request import Request
 from scalelab.data.prepare.units import SPLITS, PrepareJob
+from scalelab.data.shards import Split
+from scalelab.data.tokenizers import roundtrip
 from scalelab.errors import BadInput
 from scalelab.record import records
 
@@ -17,22 +20,45 @@ def plan_index(
     parts: Sequence[specs.SourcePart],
     work: Mapping[str, Sequence[specs.WorkUnit]],
     request: Request,
+    counts: Mapping[str, Mapping[str, int]],
+    trip: roundtrip.RoundTrip | None,
 ) -> tuple[dict[str, Any], list[merge.PlannedShard]]:
-    """Make the index with its shards still by name, and list the shards to write. All units exist."""
+    """Make the index with its shards still by name, and list the shards to write. All units exist.
+
+    counts: as from `screen.screen_documents`; trip: the tokenizer's round trip.
+    """
     entries: dict[str, Any] = {}
     planned: list[merge.PlannedShard] = []
-    for part in parts:
-        unit_records = [(unit.name, _unit_record(job, unit)) for unit in work[part.name]]
-        shards = merge.plan_shards(part.name, unit_records)
-        entries[part.name] = _part_entry(part, [record for _, record in unit_records], shards, request)
+    n_unknown = n_ids = 0
+    for name in dict.fromkeys(part.name for part in parts):
+        same = [part for part in parts if part.name == name]  # a training and a validation source may share a name
+        unit_records = [(unit.name, _unit_record(job, unit)) for part in same for unit in work[part.key]]
+        shards = merge.plan_shards(name, unit_records)
+        entries[name] = _part_entry(
+            same, [record for _, record in unit_records], shards, request, job.cuts.get(name, 0)
+        )
+        entries[name] |= {key: sum(counts[part.key][key] for part in same) for key in screen.COUNTS}
+        n_unknown += sum(record[split]["n_unknown"] for _, record in unit_records for split in SPLITS)
+        n_ids += sum(record[split]["n_tokens"] for _, record in unit_records for split in SPLITS)
         planned += shards
+    roundtrip.check_unknown_ids(n_unknown, n_ids, request.tokenizer, request.lossy)
     index = {
         "format": prepared.PREPARED_FORMAT,
         "tokenizer": job.tokenizer,
-        "dtype": units.load_job_tokenizer(job).dtype.str,
+        "dtype": job.dtype(units.load_job_tokenizer(job)).str,
     }
+    if job.template:
+        index["chat"] = {"name": job.template.name, "template": job.template.text, "tokens": dict(job.template.tokens)}
     options = {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")}
-    return index | options | {"parts": entries}, planned
+    index |= options | ({"dedup": request.dedup} if request.dedup else {})
+    return index | roundtrip.round_trip_facts(trip, n_unknown) | {"parts": entries}, planned
+
+
+def part_share(unit_records: Sequence[Mapping[str, Any]], asked: float) -> splits.Share:
+    """The share of a part's text that its units hold out."""
+    text = {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS}
+    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
+    return splits.Share(text["val"], sum(text.values()), n["val"], sum(n.values()), asked)
 
 
 def _unit_record(job: PrepareJob, unit: specs.WorkUnit) -> dict[str, Any]:
@@ -54,51 +80,55 @@ def write_sealed(folder: pathlib.Path, index: dict[str, Any]) -> None:
 
 
 def _part_entry(
-    part: specs.SourcePart, unit_records: list[dict[str, Any]], shards: list[merge.PlannedShard], request: Request
+    parts: Sequence[specs.SourcePart],
+    unit_records: list[dict[str, Any]],
+    shards: list[merge.PlannedShard],
+    request: Request,
+    cut_bytes: int,
 ) -> dict[str, Any]:
-    """Make a part's entry in the index, with its shards still by name. Raises BadInput for an empty part or split."""
+    """Make the index entry of the sources of one name, with its shards still by name.
+
+    Raises BadInput for a part without documents, and for a split far from the share asked.
+    """
     n_bad = sum(record["n_bad"] for record in unit_records)
     bad = [place for record in unit_records for place in record["bad"]]
     if n_bad and not request.skip_bad:
         raise BadInput(
             f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
         )
-    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
-    _refuse_empty_splits(part, n, n_bad, request)
-    return {
-        "source": part.spec,
+    share = part_share(unit_records, request.val_fraction)
+    spec = " ".join(f"--val-source={part.spec}" if part.split == "val" else f"--source={part.spec}" for part in parts)
+    n_filtered = sum(record.get("n_filtered", 0) for record in unit_records)
+    selection = " ".join(dict.fromkeys(filter(None, (part.selection.describe() for part in parts))))
+    if not share.all_documents:
+        n_files, bad_text = sum(len(part.paths) for part in parts), f", {n_bad} bad" if n_bad else ""
+        bad_text += f", {n_filtered} left out by {selection}" if n_filtered else ""
+        raise BadInput(f"{spec} is empty: no document in {n_files} files{bad_text}")
+    if not parts[0].split:
+        mend = f"use more text, another fraction or another --split-seed, and delete {request.out}"
+        splits.check_share(share, f"{spec} at --val-fraction={request.val_fraction}", mend)
+    entry: dict[str, Any] = {"selection": selection, "n_filtered": n_filtered} if selection else {}
+    if "n_targets" in unit_records[0]["train"]:
+        entry["n_targets"] = {split: sum(record[split]["n_targets"] for record in unit_records) for split in SPLITS}
+    entry |= {
+        "source": " ".join(part.spec for part in parts),
         "text_bytes": {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS},
         "n_bad": n_bad,
         "bad": bad[:20],
         "splits": {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS},
     }
-
-
-def _refuse_empty_splits(part: specs.SourcePart, n: Mapping[str, int], n_bad: int, request: Request) -> None:
-    """Raise BadInput if a part has no document for a split; `n`: its documents by split."""
-    total, bad = sum(n.values()), f", {n_bad} bad" if n_bad else ""
-    if not total:
-        raise BadInput(f"--source={part.spec} is empty: no document in {len(part.paths)} files{bad}")
-    for split in SPLITS:
-        if not n[split]:
-            raise BadInput(
-                f"none of the {total} documents of --source={part.spec} falls to the {split} split at "
-                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
-                f"and delete {request.out}"
-            )
+    return entry | ({"cut_bytes": cut_bytes} if cut_bytes else {})
 
 
 def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
     """Summarise the index as the command's JSON."""
-    _, splits = prepared.read_prepared(out, hashes=False)
-    parts = []
+    _, splits_by_part = prepared.read_prepared(out, hashes=False)
+    parts = [_summarise_part(index, name, splits_by_part[name]) for name in index["parts"]]
     for name, part in index["parts"].items():
-        counts = {f"{split}_tokens": splits[name][split].n_tokens for split in SPLITS}
-        counts |= {f"{split}_documents": splits[name][split].n_documents for split in SPLITS}
-        ratio = prepared.bytes_per_token(index, name, splits[name]["val"])
-        parts.append(
-            {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
-        )
+        if "?" in part.get("selection", ""):
+            n_taken = sum(splits_by_part[name][split].n_documents for split in SPLITS)
+            left_out = f"{part['n_filtered']:,} are left out"
+            progress({"note": f"{name}: {n_taken:,} documents are taken by {part['selection']}, {left_out}"})
         for place in part["bad"]:
             progress({"note": f"left out: {place}"})
     tokenizer = {key: index["tokenizer"][key] for key in ("name", "vocab_size", "separator")}
@@ -106,5 +136,21 @@ def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress
         "folder": str(out),
         "fingerprint": prepared.corpus_fingerprint(index),
         "tokenizer": tokenizer,
+        "round_trip": index.get("round_trip"),
+        "dedup": index.get("dedup", ""),
         "parts": parts,
     }
+
+
+def _summarise_part(index: Mapping[str, Any], name: str, by_split: Mapping[str, Split]) -> dict[str, Any]:
+    """A part's counts; of an index from before copies were counted, None for these."""
+    part = index["parts"][name]
+    counts: dict[str, Any] = {f"{split}_tokens": by_split[split].n_tokens for split in SPLITS}
+    counts |= {f"{split}_documents": by_split[split].n_documents for split in SPLITS}
+    ratio = prepared.bytes_per_token(index, name, by_split)
+    text, n = part["text_bytes"], [by_split[split].n_documents for split in SPLITS]
+    share = splits.Share(text["val"], sum(text.values()), n[1], sum(n), index.get("val_fraction", 0.0))
+    facts = {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
+    facts |= {key: part.get(key) for key in screen.COUNTS}
+    facts |= {key: part[key] for key in ("selection", "n_filtered") if key in part}
+    return facts | {"split": splits.share_facts(share, part.get("cut_bytes", 0))}

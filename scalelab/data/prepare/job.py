@@ -3,51 +3,90 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scalelab.data.prepare import specs, units
-from scalelab.data.prepare.request import Request, parse_vocab_size
+from scalelab.data.prepare.request import Request, load_requested_template, parse_vocab_size
 from scalelab.data.prepare.units import PrepareJob
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers import hf_json, load, ranks
+from scalelab.data.tokenizers import hf_json, load, ranks, roundtrip
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.untrusted.files import read_bytes
 
 SAMPLE_BYTES = 2**25  # bytes of training documents, sampled from the whole corpus, that train a BPE
 SAMPLED_UNITS = 256  # at most
+TRIED_BYTES = 2**20  # bytes of text whose round trip is tried
 
 Progress = Callable[[dict[str, Any]], None]
 Stop = Callable[[], bool]
 
 
 def make_job(
-    request: Request, given: Tokenizer | None, work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop
+    request: Request,
+    given: Tokenizer | None,
+    work: Mapping[str, Sequence[specs.WorkUnit]],
+    progress: Progress,
+    stop: Stop,
+    cuts: Mapping[str, int],
 ) -> PrepareJob:
     """Make the job, with the tokenizer in its folder; trains a BPE unless its file exists."""
     out = request.out
     if given is None:
-        given = _trained_tokenizer(request, [unit for part in work.values() for unit in part], progress, stop)
+        trained_on = [unit for part in work.values() for unit in part if unit.split != "val"]
+        given = _trained_tokenizer(request, trained_on, progress, stop, cuts)
     elif given.content:
         if given.kind == "ranks":
             progress({"note": ranks.describe_ranks(given.content, pathlib.Path(request.tokenizer))})
         _write_file(out / given.entry["file"], given.content)
-    return job_for_tokenizer(request, given)
+    return job_for_tokenizer(request, given, cuts)
 
 
-def job_for_tokenizer(request: Request, tokenizer: Tokenizer) -> PrepareJob:
+def job_for_tokenizer(request: Request, tokenizer: Tokenizer, cuts: Mapping[str, int] | None = None) -> PrepareJob:
     """Make the job of a request without writing a file."""
     options = request.text_key, request.skip_bad, request.val_fraction, request.split_seed
-    return PrepareJob(request.out, tokenizer.entry, *options)
+    cut, template = dict(cuts or {}), load_requested_template(request, tokenizer)
+    return PrepareJob(request.out, tokenizer.entry, *options, cut, request.dedup == "near", template)
+
+
+def sample_round_trip(
+    job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], stop: Stop
+) -> roundtrip.RoundTrip | None:
+    """Try the job's tokenizer on TRIED_BYTES of text from all over the sources; None for one that loses no text."""
+    tokenizer = units.load_job_tokenizer(job)
+    all_units = [unit for part in work.values() for unit in part]
+    is_text = not any(piece.kind in specs.TOKEN_KINDS for unit in all_units for piece in unit.pieces)
+    if tokenizer.kind not in ("json", "ranks") or not is_text:
+        return None
+    reading = dataclasses.replace(job.reading(), skip_bad=True)
+    return roundtrip.try_round_trip(tokenizer, _spread_documents(all_units, reading, stop, TRIED_BYTES))
+
+
+def _spread_documents(all_units: Sequence[specs.WorkUnit], reading: Reading, stop: Stop, most: int) -> Iterator[bytes]:
+    """Yield beginnings of documents, `most` bytes at most: the first ones of evenly spaced units."""
+    n = min(len(all_units), SAMPLED_UNITS)
+    for i in range(n):
+        quota = most // n
+        for document in specs.unit_documents(all_units[i * len(all_units) // n], reading):
+            assert isinstance(document, bytes)
+            if stop():
+                raise units.Stopped
+            piece = document[: min(quota, roundtrip.DOCUMENT_BYTES)]
+            if len(piece) < len(document):  # half a word may be unknown
+                piece = piece[: piece.rfind(b" ") + 1] or piece
+            yield piece
+            quota -= len(piece)
+            if quota <= 0:
+                break
 
 
 def _trained_tokenizer(
-    request: Request, all_units: Sequence[specs.WorkUnit], progress: Progress, stop: Stop
+    request: Request, all_units: Sequence[specs.WorkUnit], progress: Progress, stop: Stop, cuts: Mapping[str, int]
 ) -> Tokenizer:
     """Load the BPE in the folder; train it first if its file is missing."""
     path, wanted = request.out / load.TOKENIZER_FILES["json"], parse_vocab_size(request.tokenizer)
     if not path.exists():
-        job = job_for_tokenizer(request, byte_tokenizer())
+        job = job_for_tokenizer(request, byte_tokenizer(), cuts)
         reading = dataclasses.replace(job.reading(), zero_ends=False)
         _write_file(path, hf_json.train_bpe(_sample(all_units, job, reading, progress, stop), wanted))
     tokenizer = hf_json.load_hf_json(read_bytes(path, load.MOST_TOKENIZER_BYTES), path)
@@ -75,10 +114,11 @@ def _sample(
             assert isinstance(document, bytes)
             if stop():
                 raise units.Stopped
-            if not units.is_held_out(document, job.val_fraction, job.split_seed):
-                yield document[:quota].decode(errors="ignore")
-                left -= min(len(document), quota)
-                quota -= len(document)
+            for split, piece, _ in units.split_document(document, unit, job, len(document)):
+                if split == "train" and quota > 0:
+                    yield piece[:quota].decode(errors="ignore")
+                    left -= min(len(piece), quota)
+                    quota -= len(piece)
             if quota <= 0:
                 break
     size, total = SAMPLE_BYTES - left, sum(unit.n_bytes for unit in all_units)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from scalelab.data.shards import HASHED_ON_OPEN_BYTES, Split, check_shard_entries, check_shard_files, map_split
@@ -70,12 +71,15 @@ def _check_index(path: pathlib.Path, index: dict[str, Any]) -> None:
         splits: Any = facts.get("splits")
         sizes: Any = facts.get("text_bytes")
         by_split = all(isinstance(fact, dict) and set(fact) == {"train", "val"} for fact in (splits, sizes))
-        if not (by_split and all(isinstance(shards, list) and shards for shards in splits.values())):
+        if not (by_split and all(isinstance(shards, list) for shards in splits.values()) and any(splits.values())):
             raise BadInput(
                 f"{path}: part {name!r} is not as `scalelab prepare` writes it; {_prepare_again_hint(path.parent)}"
             )
         all_shards = [shard for shards in splits.values() for shard in shards]
         check_shard_entries(path, index.get("dtype"), all_shards, index["tokenizer"]["vocab_size"])
+    for split in ("train", "val"):
+        if not any(part["splits"][split] for part in parts.values()):
+            raise BadInput(f"{path}: no part has a {split} split; {_prepare_again_hint(path.parent)}")
 
 
 def index_sha256(index: dict[str, Any]) -> str:
@@ -106,13 +110,24 @@ def read_prepared(
     check_shard_files(folder, entries, hashes)
     parts: dict[str, dict[str, Split]] = {}
     for name, split, shards in splits:
-        parts.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"])
+        n_targets = index["parts"][name].get("n_targets", {}).get(split)
+        parts.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"], n_targets)
     return index, parts
 
 
-def bytes_per_token(index: dict[str, Any], part: str, val: Split) -> float:
-    """Text bytes over tokens of a part's validation split; 1 for ids without a tokenizer, whose text is unknown."""
-    return 1.0 if index["tokenizer"]["kind"] == "ids" else index["parts"][part]["text_bytes"]["val"] / val.n_tokens
+def bytes_per_token(index: Mapping[str, Any], part: str, by_split: Mapping[str, Split]) -> float:
+    """Text bytes over predicted tokens of a part's validation split, or of its training split if it has no other.
+
+    1 for ids without a tokenizer, whose text is unknown.
+    """
+    split = "val" if by_split["val"].shards else "train"
+    sizes = index["parts"][part]["text_bytes"]
+    return 1.0 if index["tokenizer"]["kind"] == "ids" else sizes[split] / max(by_split[split].n_targets, 1)
+
+
+def is_lossy(index: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer lost text of these documents: bits per byte are then a lower bound."""
+    return bool(index.get("round_trip", {}).get("lossy"))
 
 
 def corpus_fingerprint(index: dict[str, Any]) -> str:

@@ -9,14 +9,15 @@ from typing import Any
 
 from scalelab.data.prepare import specs
 from scalelab.data.read.megatron import index_path
-from scalelab.data.tokenizers import hf_json, load
+from scalelab.data.tokenizers import chat, hf_json, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
 MOST_PLAN_BYTES = 2**28  # size of a plan of two million source files
-PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR}
+_FILES_SCHEMA = {"*": {"spec": TEXT, "files": [LIST], "selection?": TEXT}}
+PLAN_SCHEMA: dict[str, Any] = {"sources?": _FILES_SCHEMA, "val_sources?": _FILES_SCHEMA, "*": SCALAR}
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 
@@ -34,6 +35,11 @@ class Request:
     skip_bad: bool = False
     workers: int = 1
     take_over: bool = False
+    val_sources: Sequence[str] = ()
+    train_on_all: bool = False
+    lossy: bool = False
+    dedup: str = ""  # exact | near
+    chat: str | None = None  # a template's file; "": the one beside the tokenizer; None: no chats
 
 
 def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
@@ -63,6 +69,19 @@ def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]
     return _ids_only(name, request.separator)
 
 
+def load_requested_template(request: Request, given: Tokenizer | None) -> chat.ChatTemplate | None:
+    """The template that renders chats; None without --chat. BadInput for a tokenizer that is not a tokenizer.json."""
+    if request.chat is None:
+        return None
+    if given is None or given.kind != "json":
+        raise BadInput(
+            f"--chat needs a tokenizer.json, with the special tokens that its template writes, not {request.tokenizer}"
+        )
+    template = chat.find_template(pathlib.Path(os.path.expanduser(request.tokenizer)), request.chat)
+    chat.check_separator(template, given)
+    return template
+
+
 def _ids_only(name: str, separator: str) -> Tokenizer:
     """Make the tokenizer `ids:V` of ready-made tokens; GPT-2's vocabulary has a known separator."""
     n, end = parse_vocab_size(name), separator
@@ -83,8 +102,16 @@ def parse_vocab_size(name: str) -> int:
     return int(text)
 
 
-def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
-    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault."""
+def preparation_plan(
+    request: Request,
+    parts: Sequence[specs.SourcePart],
+    given: Tokenizer | None,
+    template: chat.ChatTemplate | None = None,
+) -> dict[str, Any]:
+    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault.
+
+    What is not asked for has no entry, as in the plans of before it could be.
+    """
 
     def facts(kind: str, path: str) -> list[Any]:
         names = [path, index_path(path)] if kind == "megatron" else [path]
@@ -92,25 +119,52 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
         return [path, *(fact for status in stats for fact in (status.st_size, status.st_mtime_ns))]
 
     def files(part: specs.SourcePart) -> list[Any]:
+        if part.origins:  # a copy may be fetched again at another time
+            return [[name, os.stat(path).st_size] for name, path in zip(part.origins, part.paths, strict=True)]
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
+    def listed(chosen: Sequence[specs.SourcePart]) -> dict[str, Any]:
+        return {part.name: {"spec": part.spec, "files": files(part)} | _chosen(part) for part in chosen}
+
+    val = listed([part for part in parts if part.split == "val"])
+    wanted = ("val_sources", val), ("dedup", request.dedup), ("chat", template.name if template else "")
+    more = {key: value for key, value in wanted if value}
     return {
         "tokenizer": given.name if given else request.tokenizer,
         "text_key": request.text_key,
         "val_fraction": request.val_fraction,
         "split_seed": request.split_seed,
-        "sources": {part.name: {"spec": part.spec, "files": files(part)} for part in parts},
-    }
+        "sources": listed([part for part in parts if part.split != "val"]),
+    } | more
+
+
+def _chosen(part: specs.SourcePart) -> dict[str, str]:
+    """A part's own key, filters and sample for the plan; {} where it has none, as in older plans."""
+    text = part.selection.describe()
+    return {"selection": text} if text else {}
+
+
+def _check_same_selections(out: pathlib.Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise BadInput if a source's key, filters or sample are not those of before."""
+    for name in new:
+        was, now = (each[name].get("selection", "") for each in (old, new))
+        if was != now:
+            raise BadInput(
+                f"{out} was begun with {was or 'all records'!r} of the source {name}, now it is "
+                f"{now or 'all records'!r}: put it back, delete {out}, or use another --out"
+            )
 
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Raise BadInput if the folder was begun with other options, or its source files have changed since."""
     before = records.read_json(out / "plan.json", PLAN_SCHEMA, most_bytes=MOST_PLAN_BYTES)
-    for key, value in plan.items():
-        if before.get(key) == value:
+    for key in dict.fromkeys([*plan, *before]):
+        old, new = before.get(key), plan.get(key)
+        if old == new:
             continue
-        old, new = before.get(key), value
-        if key == "sources" and old and old.keys() == new.keys():  # a file
+        is_files = key in ("sources", "val_sources")
+        if is_files and old and new and old.keys() == new.keys():  # a file, or which of its records are taken
+            _check_same_selections(out, old, new)
             files = {
                 name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
             }
@@ -120,7 +174,8 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             raise BadInput(
                 f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
             )
-        names = (sorted(old or ()), sorted(new)) if key == "sources" else (old, new)
+        plain = ["" if value is None else value for value in (old, new)]
+        names = [sorted(old or ()), sorted(new or ())] if is_files else plain
         raise BadInput(
             f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, "
             "or use another --out"

@@ -1,6 +1,8 @@
 """One unit of work of `scalelab prepare`: read its documents, tokenize them, write them by split.
 
     UNITS/web-000012/train.tokens, train.offsets, val.tokens, val.offsets     like shards, for this unit only
+    UNITS/web-000012/train.documents, val.documents                           hash and bytes of each document
+    UNITS/web-000012/train.signatures, …                                      MinHash of each, with --dedup=near
     UNITS/web-000012/record.json                                              counts, and the SHA-256 of each file
 
 A unit is written under a temporary name, synced and renamed: one with its final name is complete. Its content depends
@@ -13,14 +15,16 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.data.prepare import specs
+from scalelab.data import splits
+from scalelab.data.prepare import near, specs
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers import load
+from scalelab.data.shards import MASKED_DTYPE
+from scalelab.data.tokenizers import chat, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
 from scalelab.record.jsonfiles import LIST, TEXT, WHOLE
@@ -28,9 +32,11 @@ from scalelab.record.records import fsync, read_json
 
 SPLITS = ("train", "val")
 _SPLIT_SCHEMA = {
-    "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "sha256": {"tokens": TEXT, "offsets": TEXT},
+    "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "n_unknown": WHOLE, "n_targets?": WHOLE,
+    "sha256": {"*": TEXT},
 }  # fmt: skip
-RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST}
+DOCUMENT_DTYPE = np.dtype([("hash", "<u8"), ("text_bytes", "<i8")])
+RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST, "n_filtered?": WHOLE}
 BUFFER_TOKENS = 2**20  # tokens in memory before they are written
 
 
@@ -48,6 +54,11 @@ class PrepareJob:
     skip_bad: bool
     val_fraction: float
     split_seed: int
+    cuts: Mapping[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # size in bytes of the pieces of a part's documents
+    signatures: bool = False
+    template: chat.ChatTemplate | None = None
 
     @property
     def units(self) -> pathlib.Path:
@@ -57,24 +68,51 @@ class PrepareJob:
     def reading(self) -> Reading:
         """Options for the readers."""
         entry = self.tokenizer
-        return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
+        options = self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes"
+        return Reading(*options, is_chat=self.template is not None)
+
+    def dtype(self, tokenizer: Tokenizer) -> np.dtype:
+        """The type of stored ids: with chats it holds masked ones."""
+        return tokenizer.dtype if self.template is None else np.dtype(MASKED_DTYPE)
+
+
+class Document(NamedTuple):
+    """A document, or a piece of one, as it is stored: its side, ids, hash and bytes of text."""
+
+    split: str
+    ids: np.ndarray
+    hash: int
+    text_bytes: int
 
 
 class DocumentStream:
     """Writer of one split of one unit, in bounded memory."""
 
-    def __init__(self, folder: pathlib.Path, split: str, tokenizer: Tokenizer) -> None:
-        self.dtype, self.split = tokenizer.dtype, split
+    def __init__(self, folder: pathlib.Path, split: str, job: PrepareJob, tokenizer: Tokenizer) -> None:
+        self.dtype, self.split, self.is_chat, self.n_targets = job.dtype(tokenizer), split, bool(job.template), 0
         self.end = np.array([tokenizer.separator], self.dtype)
-        self.files = {name: open(folder / f"{split}.{name}", "wb") for name in ("tokens", "offsets")}  # noqa: SIM115
+        names = ("tokens", "offsets", "documents", *(["signatures"] if job.signatures else []))
+        self.files = {name: open(folder / f"{split}.{name}", "wb") for name in names}  # noqa: SIM115
         self.hashes = {name: hashlib.sha256() for name in self.files}
         self.tokens: list[np.ndarray] = []
+        self.signatures: list[np.ndarray] = []
+        self.documents: list[tuple[int, int]] = []
         self.offsets = [0]
-        self.n_tokens = self.n_documents = self.held = 0
+        self.n_tokens = self.n_documents = self.n_unknown = self.text_bytes = self.held = 0
+        self.unknown = tokenizer.unknown
 
-    def add(self, ids: np.ndarray) -> None:
+    def add(self, document: Document) -> None:
         """Append a document and its separator."""
-        self.tokens += [ids.astype(self.dtype, copy=False), self.end]
+        ids = document.ids
+        is_masked = ids.dtype.kind == "i" and len(ids) > 0 and ids.min() <= chat.MASKED
+        end = chat.mask_ids(self.end, np.array([True])) if is_masked else self.end  # no turn of the assistant
+        self.tokens += [ids.astype(self.dtype, copy=False), end]
+        self.n_targets += int((ids >= 0).sum()) if is_masked else len(ids) + 1
+        self.documents.append((document.hash, document.text_bytes))
+        if "signatures" in self.files:
+            self.signatures.append(near.signature(chat.unmask_ids(ids)))
+        self.n_unknown += int(np.count_nonzero(ids == self.unknown)) if self.unknown is not None else 0
+        self.text_bytes += document.text_bytes
         self.n_tokens += len(ids) + 1
         self.n_documents += 1
         self.held += len(ids) + 1
@@ -84,10 +122,17 @@ class DocumentStream:
 
     def flush(self) -> None:
         tokens = np.concatenate(self.tokens) if self.tokens else np.empty(0, self.dtype)
-        for name, array in (("tokens", tokens), ("offsets", np.array(self.offsets, "<i8"))):
-            self.files[name].write(array.data)
-            self.hashes[name].update(array.data)
-        self.tokens, self.offsets, self.held = [], [], 0
+        arrays = {
+            "tokens": tokens,
+            "offsets": np.array(self.offsets, "<i8"),
+            "documents": np.array(self.documents, DOCUMENT_DTYPE),
+            "signatures": np.array(self.signatures, near.SIGNATURE_TYPE),
+        }
+        for name, file in self.files.items():
+            content = arrays[name].tobytes()
+            file.write(content)
+            self.hashes[name].update(content)
+        self.tokens, self.offsets, self.documents, self.signatures, self.held = [], [], [], [], 0
 
     def __enter__(self) -> "DocumentStream":
         return self
@@ -97,21 +142,15 @@ class DocumentStream:
             file.close()
 
     def finish(self) -> dict[str, Any]:
-        """Sync both files to disk and return their entry for the record."""
+        """Sync the files to disk and return their entry for the record."""
         self.flush()
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
         digests = {name: digest.hexdigest() for name, digest in self.hashes.items()}
-        return {"n_tokens": self.n_tokens, "n_documents": self.n_documents, "sha256": digests}
-
-
-def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
-    """Whether a document belongs to the validation split: a hash of (seed, content) falls into that share of hashes.
-    Copies fall on the same side; names, order and other documents don't matter.
-    """
-    digest = hashlib.sha256(f"{split_seed}:".encode() + hashlib.sha256(content).digest()).digest()
-    return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
+        counts = {"n_tokens": self.n_tokens, "n_documents": self.n_documents, "n_unknown": self.n_unknown}
+        counts |= {"n_targets": self.n_targets} if self.is_chat else {}
+        return counts | {"sha256": digests, "text_bytes": self.text_bytes}
 
 
 def write_unit(
@@ -137,6 +176,14 @@ def write_unit(
     return record
 
 
+def is_written(job: PrepareJob, unit: specs.WorkUnit) -> bool:
+    """Whether a unit is there; one without its documents' hashes, which an older version wrote, is removed."""
+    folder = job.units / unit.name
+    if folder.is_dir() and not all((folder / f"{split}.documents").is_file() for split in SPLITS):
+        shutil.rmtree(folder)
+    return folder.is_dir()
+
+
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
     """Read the record of a written unit. BadInput if it is damaged."""
     record: dict[str, Any] = read_json(folder / "record.json", RECORD_SCHEMA)
@@ -146,25 +193,48 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
 def _fill(
     draft: pathlib.Path, unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    reading, text_bytes = job.reading(), dict.fromkeys(SPLITS, 0)
-    with DocumentStream(draft, "train", tokenizer) as train, DocumentStream(draft, "val", tokenizer) as val:
+    reading = job.reading()
+    if job.template:
+        reading.render_chat = chat.make_chat_encoder(job.template, tokenizer)
+    with (
+        DocumentStream(draft, "train", job, tokenizer) as train,
+        DocumentStream(draft, "val", job, tokenizer) as val,
+    ):
         streams = {"train": train, "val": val}
         for document in specs.unit_documents(unit, reading):
             if stop():
                 raise Stopped
-            if isinstance(document, bytes):
-                content, ids, n_bytes = document, _encoded(document, unit, reading, tokenizer), len(document)
-            else:
-                content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
-            if not len(ids):
-                continue  # a tokenizer may drop white space
-            split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
-            streams[split].add(ids)
-            text_bytes[split] += n_bytes
-        record: dict[str, Any] = {
-            split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
-        }
-    return record | {"n_bad": reading.n_bad, "bad": reading.named}
+            for each in _pieces(document, unit, job, tokenizer, reading):
+                if len(each.ids):  # a tokenizer may drop white space
+                    streams[each.split].add(each)
+        record: dict[str, Any] = {split: stream.finish() for split, stream in streams.items()}
+    return record | {"n_bad": reading.n_bad, "bad": reading.named, "n_filtered": reading.n_filtered}
+
+
+def split_document(document: bytes | np.ndarray, unit: specs.WorkUnit, job: PrepareJob, n_bytes: int) -> Iterator[Any]:
+    """Yield (split, piece, hash) of a document's pieces; uncut documents are one piece."""
+    pieces = splits.cut_document(document, 0 if unit.split else job.cuts.get(unit.part, 0), n_bytes)
+    hashes = [splits.content_hash(specs.document_content(piece), job.split_seed) for piece in pieces]
+    if unit.split:
+        yield from ((unit.split, piece, each) for piece, each in zip(pieces, hashes, strict=True))
+        return
+    whole = hashes[0] if len(pieces) == 1 else splits.content_hash(specs.document_content(document), job.split_seed)
+    sides = splits.choose_pieces(hashes, whole, job.val_fraction)
+    for piece, each, side in zip(pieces, hashes, sides, strict=True):
+        yield SPLITS[side], piece, each
+
+
+def _pieces(
+    document: bytes | np.ndarray, unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, reading: Reading
+) -> Iterator[Document]:
+    """Encode a document, or its pieces; those of ready-made ids count the bytes of their text."""
+    n_bytes = len(document) if isinstance(document, bytes) else _n_bytes(document, tokenizer)
+    for split, piece, content_hash in split_document(document, unit, job, n_bytes):
+        if isinstance(piece, bytes):
+            yield Document(split, _encoded(piece, unit, reading, tokenizer), content_hash, len(piece))
+        else:
+            size = n_bytes if len(piece) == len(document) else _n_bytes(piece, tokenizer)
+            yield Document(split, piece, content_hash, size)
 
 
 def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
@@ -178,7 +248,8 @@ def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer:
 
 
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
-    """Bytes of text behind ready-made ids; one per id without a tokenizer."""
+    """Bytes of text behind ready-made ids, of a chat behind its targets; one per id without a tokenizer."""
+    ids = ids[ids >= 0] if ids.dtype.kind == "i" else ids
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
 
 

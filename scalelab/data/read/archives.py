@@ -1,9 +1,10 @@
-"""Members of tar (also .gz, .zst) and zip files, read in the archive's order and never unpacked to disk.
+"""Members of tar (also .gz, .zst, .xz, .bz2) and zip files, read in the archive's order and never unpacked to disk.
 
 A member's kind follows from its name, as for files: JSON lines, CSV, else text. An archive with a name or link out of
 its folder is refused.
 """
 
+import functools
 import itertools
 import os
 import posixpath
@@ -14,9 +15,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Self
 
+import numpy as np
+
 from scalelab.data.read import delimited, foreign, text
 from scalelab.data.read.files import (
+    MAX_DOCUMENT_BYTES,
     PACKED_ENDINGS,
+    PACKED_TARS,
     READ_CHUNK_BYTES,
     ChunkStream,
     check_times,
@@ -24,16 +29,45 @@ from scalelab.data.read.files import (
     read_chunks,
 )
 from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.tables import webdataset
 from scalelab.errors import BadInput
 
-NON_TEXT_ENDINGS = (".parquet", ".bin", ".idx", ".tar", ".zip", ".tgz", *PACKED_ENDINGS)  # refused inside an archive
+NON_TEXT_ENDINGS = (
+    ".parquet",
+    ".bin",
+    ".idx",
+    ".npy",
+    ".arrow",
+    ".tar",
+    ".zip",
+    *PACKED_TARS,
+    *PACKED_ENDINGS,
+)  # refused inside an archive
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 MOST_DEFLATE_TIMES = 1032  # a match of 258 bytes takes at least 2 bits (RFC 1951)
 
 
-def split_tar(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """One piece: a tar can't be entered in the middle."""
-    yield Piece("tar", path), os.path.getsize(path)
+def split_tar(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
+    """One piece: a tar can't be entered in the middle. Its kind is "samples" for a tar of WebDataset."""
+    endings = webdataset.find_endings(name for name, _ in _tar_members(path))
+    if endings:
+        webdataset.check_key(path, endings, reading)
+    yield Piece("samples" if endings else "tar", path), os.path.getsize(path)
+
+
+def tar_samples(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarray]:
+    """Yield the documents of the samples in a tar of WebDataset."""
+    members = (
+        (name, functools.partial(_whole_member, content, piece.path)) for name, content in _tar_members(piece.path)
+    )
+    yield from webdataset.sample_documents(members, piece.path, reading)
+
+
+def _whole_member(content: Any, where: str) -> bytes:
+    whole: bytes = content.read(MAX_DOCUMENT_BYTES + 1)
+    if len(whole) > MAX_DOCUMENT_BYTES:
+        raise BadInput(f"{where}: a member longer than {MAX_DOCUMENT_BYTES} bytes is no document")
+    return whole
 
 
 def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
@@ -48,25 +82,31 @@ def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, i
             first, size = i + 1, 0
 
 
-def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarray]:
     """Yield the documents of every regular file in a tar."""
-    source: Any = ChunkStream(read_chunks(piece.path))
+    for name, content in _tar_members(piece.path):
+        yield from _member(content, f"{piece.path}:{name}", reading)
+
+
+def _tar_members(path: str) -> Iterator[tuple[str, Any]]:
+    """The name and the open content of every regular file in a tar, to be read before the next one is asked for."""
+    source: Any = ChunkStream(read_chunks(path))
     try:
         archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - so does its source
         while member := archive.next():
             archive.members = []  # tarfile would keep all members in memory
-            _check(piece.path, member.name, member.offset)
+            _check(path, member.name, member.offset)
             if member.issym() or member.islnk():
                 base = posixpath.dirname(member.name) if member.issym() else ""
-                _check(piece.path, posixpath.join(base, member.linkname), member.offset)
+                _check(path, posixpath.join(base, member.linkname), member.offset)
             if member.isreg():
-                yield from _member(archive.extractfile(member), f"{piece.path}:{member.name}", reading)
+                yield member.name, archive.extractfile(member)
         while rest := archive.fileobj.read(READ_CHUNK_BYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError(f"its end mark at byte {archive.offset} is followed by more than zeros")
     except tarfile.TarError as error:
         raise BadInput(
-            f"{piece.path} is not a whole tar file: {error} (at byte {source.at} of its unpacked content)"
+            f"{path} is not a whole tar file: {error} (at byte {source.at} of its unpacked content)"
         ) from error
 
 
@@ -87,7 +127,7 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarray]:
     """Yield the documents of members `piece.start` to `piece.stop` of a zip."""
     with _open_zip(piece.path) as archive:
         for member in archive.infolist()[piece.start : piece.stop]:
@@ -139,7 +179,8 @@ def _check(path: str, name: str, offset: int) -> None:
         )
 
 
-def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
+def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes | np.ndarray]:
+    """The documents of a member by its name's ending; a text has no fields, so filters refuse it."""
     if where.endswith(NON_TEXT_ENDINGS):
         raise BadInput(f"{where}: such a member can't be read inside an archive; unpack it first")
     foreign.check_not_foreign(where)
@@ -148,6 +189,7 @@ def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
         return delimited.csv_cells(pieces, where, reading)
     if where.endswith(JSON_ENDINGS):
         return text.json_line_texts(pieces, where, reading)
+    reading.check_no_fields(where)
     first = next(pieces, b"")
     foreign.check_not_foreign(where, first[: foreign.HEAD_BYTES])
     return text.text_stream_documents(itertools.chain([first], pieces), where, reading)
@@ -155,4 +197,4 @@ def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
 
 def is_tar(path: str) -> bool:
     """Whether this is the name of a tar file, packed or not."""
-    return inner_name(path).endswith(".tar") or path.endswith(".tgz")
+    return inner_name(path).endswith(".tar") or path.endswith(PACKED_TARS)

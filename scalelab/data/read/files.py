@@ -1,8 +1,11 @@
 """Read the unpacked bytes of a file in chunks of bounded size. Errors name the damaged byte."""
 
+import bz2
+import functools
+import lzma
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, needs_package
@@ -11,10 +14,12 @@ from scalelab.untrusted.files import open_file
 READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
 READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
 ZSTD_READ_BYTES = 2**12
+XZ_MEMORY_BYTES = 2**28  # of unpacking; xz -9 asks for 65 MiB
 MAX_DOCUMENT_BYTES = 2**28  # most bytes of a line, member or record: a longer one would not fit in memory twice
 MOST_TIMES, LEAST_BYTES = 200, 2**28  # a file that unpacks to more than both (MOST_TIMES its size) is not text
 SUSPECT_BYTES = 2**24  # above it, and MOST_TIMES what was read so far, a file is checked to its end before it is used
-PACKED_ENDINGS = (".gz", ".zst")
+PACKED_ENDINGS = (".gz", ".zst", ".xz", ".bz2")
+PACKED_TARS = (".tgz", ".txz", ".tbz2")
 
 
 def inner_name(path: str) -> str:
@@ -26,7 +31,7 @@ def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
     """Yield all bytes from `start` on (packed files: from 0, unpacked). Raises BadInput for a file that is damaged,
     missing, or unpacks to far more than its size.
     """
-    unpacked, checked = 0, not path.endswith((*PACKED_ENDINGS, ".tgz"))
+    unpacked, checked = 0, not path.endswith((*PACKED_ENDINGS, *PACKED_TARS))
     try:
         with open_file(path, follow=True) as file:
             file.seek(start)
@@ -56,7 +61,8 @@ def check_times(path: str, unpacked: int, packed: int) -> None:
 
 
 def _unpack(file: Any, path: str) -> Iterator[bytes]:
-    read = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
+    readers = {(".gz", ".tgz"): _gzip, (".zst",): _zstd, (".xz", ".txz"): _xz, (".bz2", ".tbz2"): _bzip2}
+    read = next((read for endings, read in readers.items() if path.endswith(endings)), _plain)
     return read(file, path)
 
 
@@ -90,6 +96,38 @@ def _inflate(member: Any, packed: bytes) -> Iterator[bytes]:
             yield chunk
         packed = member.unconsumed_tail
         more = not member.eof and bool(packed or len(chunk) == READ_CHUNK_BYTES)
+
+
+def _xz(file: Any, path: str) -> Iterator[bytes]:
+    """Unpack xz: streams one after the other, with zeros between them, in multiples of 4, allowed by the format."""
+    make = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
+    return _streams(file, path, "xz", make, lzma.LZMAError)
+
+
+def _bzip2(file: Any, path: str) -> Iterator[bytes]:
+    """Unpack bzip2: streams one after the other, as parallel packers write them."""
+    return _streams(file, path, "bzip2", bz2.BZ2Decompressor, OSError)
+
+
+def _streams(file: Any, path: str, kind: str, make: Callable[[], Any], fault: type[Exception]) -> Iterator[bytes]:
+    """Unpack the streams of a file one after the other, READ_CHUNK_BYTES at most at once."""
+    stream = None
+    while packed := file.read(READ_BYTES):
+        while packed:
+            stream = stream or make()
+            try:
+                while True:
+                    if chunk := stream.decompress(packed, READ_CHUNK_BYTES):
+                        yield chunk
+                    packed = b""
+                    if stream.eof or stream.needs_input:
+                        break
+            except fault as error:
+                raise _damaged(path, kind, max(0, file.tell() - READ_BYTES), error) from error
+            if stream.eof:
+                packed, stream = stream.unused_data.lstrip(b"\0"), None
+    if stream:
+        raise BadInput(f"{path} is cut off: its {kind} data end at byte {file.tell()} within a stream")
 
 
 def _zstd(file: Any, path: str) -> Iterator[bytes]:

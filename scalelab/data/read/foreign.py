@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+from scalelab.data.read.files import PACKED_ENDINGS, inner_name
 from scalelab.errors import BadInput
 from scalelab.untrusted.files import open_file
 
@@ -19,14 +20,13 @@ class ForeignKind(NamedTuple):
 
 
 FOREIGN_KINDS = (
-    ForeignKind("an Arrow table", (".arrow", ".feather", ".ipc"), rb"ARROW1\x00\x00",
-         "write it as parquet, which is read "
-         "(datasets: load_dataset('arrow', data_files=F)['train'].to_parquet('x.parquet'))"),
-    ForeignKind("a numpy array", (".npy", ".npz"), rb"\x93NUMPY",
-         "token ids: array.astype('uint16').tofile('x.bin') with --tokenizer=ids:V; text: write it as JSON lines"),
-    ForeignKind("xz-packed", (".xz", ".lzma"), rb"\xfd7zXZ\x00", "xz -d unpacks it; .gz and .zst are read packed"),
-    ForeignKind("bzip2-packed", (".bz2",), rb"BZh[1-9]1AY&SY", "bzip2 -d unpacks it; .gz and .zst are read packed"),
-    ForeignKind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; .gz and .zst are read packed"),
+    ForeignKind("a Feather table of version 1", (), rb"FEA1", "write it as parquet or Arrow, which are read"),
+    ForeignKind("an Arrow table", (), rb"ARROW1\x00\x00", "name it .arrow, and it is read by column"),
+    ForeignKind("a numpy array", (), rb"\x93NUMPY", "name it .npy: token ids are read"),
+    ForeignKind("an archive of numpy arrays", (".npz",), rb"(?!)", "write the token ids as one array in x.npy"),
+    ForeignKind("xz-packed", (".lzma",), rb"\xfd7zXZ\x00", "name it .xz, and it is read packed"),
+    ForeignKind("bzip2-packed", (), rb"BZh[1-9]1AY&SY", "name it .bz2, and it is read packed"),
+    ForeignKind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; gz, zst, xz and bz2 are read"),
     ForeignKind("a 7z, rar or brotli archive", (".7z", ".rar", ".br"), rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
          "unpack it; zip and tar are read packed"),
     ForeignKind("gzip-packed", (), rb"\x1f\x8b", "name it .gz, and it is read packed"),
@@ -39,6 +39,15 @@ FOREIGN_KINDS = (
     ForeignKind("a PDF", (".pdf",), rb"%PDF-", "extract its text"),
     ForeignKind("a TFRecord", (".tfrecord", ".tfrecords", ".array_record"), rb"(?!)",
          "tfds:NAME@DIR reads whole data sets"),
+    ForeignKind("an image", (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ico"),
+         rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\x00|MM\x00\*",
+         "no text is in it; of a tar of WebDataset x.tar#txt reads the captions"),
+    ForeignKind("audio or video", (".mp3", ".wav", ".flac", ".ogg", ".m4a", ".mp4", ".mkv", ".webm", ".avi", ".mov"),
+         rb"ID3|fLaC|OggS|RIFF....(?:WAVE|AVI )|\x1aE\xdf\xa3|....ftyp", "write its transcripts as text or JSON lines"),
+    ForeignKind("a program", (".exe", ".so", ".dll", ".dylib", ".o", ".a", ".pyc", ".class", ".wasm"),
+         rb"\x7fELF|MZ\x90|\xcf\xfa\xed\xfe|\x00asm|!<arch>", "only its source is text"),
+    ForeignKind("a model's weights", (".gguf", ".ggml", ".onnx"), rb"GGUF", "no text is in it"),
+    ForeignKind("a shard of MosaicML Streaming", (".mds",), rb"(?!)", "write its texts as JSON lines or parquet"),
     ForeignKind("an HDF5, Avro, ORC or SQLite file", (".h5", ".hdf5", ".avro", ".orc", ".sqlite", ".db"),
          rb"\x89HDF|Obj\x01|SQLite format 3\x00", "write its texts as JSON lines or parquet"),
 )  # fmt: skip
@@ -46,9 +55,9 @@ FOREIGN_KINDS = (
 
 def check_not_foreign(where: str, begins: bytes = b"") -> None:
     """Raise BadInput if a file's name (packed or not) or first bytes are those of a kind without text."""
-    name = where.lower().removesuffix(".gz").removesuffix(".zst")
+    name = inner_name(where.lower())
     for kind in FOREIGN_KINDS:
-        if name.endswith(kind.endings) or re.match(kind.begins, begins):
+        if name.endswith(kind.endings) or re.match(kind.begins, begins, re.DOTALL):
             raise BadInput(f"{where} is {kind.what}, not text: {kind.instead}")
 
 
@@ -59,4 +68,4 @@ def check_text_file(path: str) -> None:
             begins = file.read(HEAD_BYTES)
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from error
-    check_not_foreign(path, b"" if path.endswith((".gz", ".zst")) else begins)
+    check_not_foreign(path, b"" if path.endswith(PACKED_ENDINGS) else begins)

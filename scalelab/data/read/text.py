@@ -7,10 +7,14 @@ depend only on the file, so different workers can read pieces of it.
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 from scalelab.data.read.files import MAX_DOCUMENT_BYTES, PACKED_ENDINGS, read_chunks
 from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.selection import find_field
 from scalelab.errors import BadInput
 
 CUT_BYTES = 2**20
@@ -76,8 +80,8 @@ def _line_end(window: bytes) -> int:
     return next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
 
 
-def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The texts of the JSON lines that begin in a range of a file."""
+def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarray]:
+    """The texts, or chats, of the JSON lines that begin in a range of a file."""
     return json_line_texts(
         read_chunks(piece.path, max(0, piece.start - 1)), piece.path, reading, piece.start, piece.stop
     )
@@ -85,19 +89,30 @@ def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 def json_line_texts(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
-) -> Iterator[bytes]:
-    """The text under `reading.text_key` of each line; the stream begins at byte `start - 1` of a file (or 0)."""
+) -> Iterator[bytes | np.ndarray]:
+    """The text under `reading.key` of each line; the stream begins at byte `start - 1` of a file (or 0)."""
     for number, (offset, line) in enumerate(stream_lines(pieces, where, start), 1):
         if stop >= 0 and offset >= stop:
             return
         if not line.strip():
             continue
         place = functools.partial(_line, where, number, start)
-        text = _text(line, reading.text_key)
-        if isinstance(text, str):
-            reading.bad(f"{place()} (byte {offset})", text)
-        elif text and reading.is_text(text, place):
-            yield text
+        record = _parse_line(line, reading)
+        if isinstance(record, str):
+            reading.bad(f"{place()} (byte {offset})", record)
+        elif reading.is_chosen(record, place):
+            yield from record_documents(record, reading, place, offset)
+
+
+def record_documents(
+    record: Any, reading: Reading, place: Callable[[], str], offset: int | None = None
+) -> Iterator[bytes | np.ndarray]:
+    """The document of one parsed record, if it has a good one; it begins at byte `offset` of its file."""
+    text = _text(record, reading)
+    if isinstance(text, str):
+        reading.bad(place() if offset is None else f"{place()} (byte {offset})", text)
+    elif isinstance(text, np.ndarray) or (text and reading.is_text(text, place)):
+        yield text
 
 
 def stream_lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
@@ -122,24 +137,37 @@ def stream_lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tu
         yield offset, b"".join(parts)
 
 
-def _text(line: bytes, key: str) -> bytes | str:
-    """The text of one JSON line as bytes, or the fault as str."""
+def _parse_line(line: bytes, reading: Reading) -> Any:
+    """The object or array of one JSON line, or the fault as str."""
     try:
         record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-        value = record[key]
-        return value.encode() if isinstance(value, str) else f"{key!r} is {json.dumps(value)[:40]}, not a text"
     except UnicodeDecodeError as error:
         return f"0x{line[error.start]:02x} is not valid UTF-8, {error.start} bytes into it"
     except json.JSONDecodeError as error:
         return f"bad JSON, {error.msg} at column {error.colno}: {error.doc[max(0, error.pos - 10) : error.pos + 30]!r}"
-    except (KeyError, TypeError):
+    except (RecursionError, ValueError):
+        return "bad JSON, nested too deep or with a number of thousands of digits"
+    if isinstance(record, str):
+        return f"no key {reading.key!r} ({reading.key_origin}); it is not an object"
+    return record
+
+
+def _text(record: Any, reading: Reading) -> bytes | np.ndarray | str:
+    """The text of a record as bytes, the ids of its chat, or the fault as str."""
+    key = reading.key
+    try:
+        value = find_field(record, key)
+        if isinstance(value, list):
+            return reading.chat_or_fault(value)
+        return value.encode() if isinstance(value, str) else f"{key!r} is {json.dumps(value)[:40]}, not a text"
+    except KeyError:
         known = (
             f"it has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "it is not an object"
         )
-        return f"no key {key!r} (--text-key); {known}"
+        return f"no key {key!r} ({reading.key_origin}); {known}"
     except UnicodeEncodeError as error:
         return f"{key!r} holds half a surrogate pair, \\u{ord(error.object[error.start]):04x}"
-    except (RecursionError, ValueError):
+    except RecursionError:
         return "bad JSON, nested too deep or with a number of thousands of digits"
 
 

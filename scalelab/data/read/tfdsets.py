@@ -14,7 +14,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
+
 from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.selection import find_field
 from scalelab.errors import BadInput, nearest_hint, needs_package
 from scalelab.untrusted.documents import read_document
 
@@ -111,25 +114,37 @@ def split_tfds(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, 
 
 
 def tfds_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The non-empty texts of feature `reading.text_key` in records `piece.start` to `piece.stop`."""
+    """The non-empty texts of feature `reading.key` in records `piece.start` to `piece.stop`."""
     folder, _, name = piece.path.rpartition(SPLIT_MARK)
     source = _source(folder, name)
     for first in range(piece.start, piece.stop, RECORDS_PER_READ):
         for i, record in enumerate(
             source.__getitems__(list(range(first, min(first + RECORDS_PER_READ, piece.stop)))), first
         ):
-            if not isinstance(record, dict) or reading.text_key not in record:
-                known = list(record) if isinstance(record, dict) else []
-                hint = nearest_hint(reading.text_key, known)
-                raise BadInput(f"{piece.path} has no feature {reading.text_key!r} (--text-key){hint}")
-            value = record[reading.text_key]
+            place = functools.partial(_record, piece.path, i)
+            if not reading.is_chosen(_decoded(record) if reading.selection.filters else record, place):
+                continue
+            try:
+                value = find_field(record, reading.key)
+            except KeyError:
+                hint = nearest_hint(reading.key, list(record) if isinstance(record, dict) else [])
+                raise BadInput(f"{piece.path} has no feature {reading.key!r} ({reading.key_origin}){hint}") from None
             document = value.encode() if isinstance(value, str) else value
             if not isinstance(document, bytes):
                 raise BadInput(
-                    f"{piece.path}: feature {reading.text_key!r} is {type(value).__name__}, not text (--text-key)"
+                    f"{piece.path}: feature {reading.key!r} is {type(value).__name__}, not text ({reading.key_origin})"
                 )
-            if document and reading.is_text(document, functools.partial(_record, piece.path, i)):
+            if document and reading.is_text(document, place):
                 yield document
+
+
+def _decoded(record: Any) -> Any:
+    """A record with texts and numbers of Python, which filters compare."""
+    if isinstance(record, dict):
+        return {key: _decoded(value) for key, value in record.items()}
+    if isinstance(record, bytes):
+        return record.decode(errors="replace")
+    return record.item() if isinstance(record, np.generic) else record
 
 
 def _record(path: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Ready-made tokens in one flat file: nanoGPT's (raw uint16) and llm.c's (a header of 256 int32, then the ids).
+"""Ready-made tokens in one flat file: nanoGPT's (raw uint16), llm.c's (a header of 256 int32, then the ids), numpy's.
 
 A separator ends a document, or stands before it (llm.c): both cut the stream into the same documents; empty ones are
 dropped. If no separator comes for CUT_TOKENS, the stream is cut at a multiple of CUT_TOKENS.
@@ -6,6 +6,8 @@ dropped. If no separator comes for CUT_TOKENS, the stream is cut at a multiple o
 
 import itertools
 import os
+import tokenize
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -47,15 +49,15 @@ def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
     Raises BadInput for a header that disagrees with the file's size, and for numbers of a wider type.
     """
     size = os.path.getsize(path)
+    if path.endswith(".npy"):
+        return _numpy_layout(path, size)
     with open_file(path, follow=True) as file:
         head = np.frombuffer(file.read(4 * HEADER_NUMBERS)[: size // 4 * 4], "<i4")
     if len(head) and int(head[0]) in TOKEN_FILE_MAGIC:
         return _declared(path, head, size)
     layout = TokenLayout("<u2" if vocab_size <= 2**16 else "<u4", 0, size // (2 if vocab_size <= 2**16 else 4))
     if head.tobytes().startswith(NUMPY_MAGIC):
-        raise BadInput(
-            f"{path} begins with {NUMPY_MAGIC!r}: numpy.save wrote it; array.tofile(path) writes the numbers alone"
-        )
+        raise BadInput(f"{path} begins with {NUMPY_MAGIC!r}: numpy.save wrote it; name it .npy, and it is read")
     if size % np.dtype(layout.dtype).itemsize:
         raise BadInput(
             f"{path} has {size} bytes, which is not a whole number of {np.dtype(layout.dtype).name} ids "
@@ -63,6 +65,32 @@ def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
         )
     _refuse_wider(path, layout)
     return layout
+
+
+def _numpy_layout(path: str, size: int) -> TokenLayout:
+    """The layout of an array by numpy.save: whole numbers of any width, in one dimension. BadInput for another."""
+    try:
+        with open_file(path, follow=True) as file, warnings.catch_warnings():
+            version = np.lib.format.read_magic(file)
+            warnings.simplefilter("ignore")  # a header of Python 2 is read all the same
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            start = file.tell()
+    except (ValueError, OSError, SyntaxError, tokenize.TokenError) as error:  # the header is a Python literal
+        raise BadInput(f"{path} is not an array by numpy.save: {str(error).splitlines()[0]}") from error
+    if dtype.kind not in "iu":
+        raise BadInput(f"{path} holds {dtype}, not token ids; text is read from JSON lines or parquet")
+    if len(shape) != 1:
+        raise BadInput(
+            f"{path} has the shape {shape}; ids of one stream are read, each document with its separator: "
+            "numpy.save(path, array.reshape(-1))"
+        )
+    if start + shape[0] * dtype.itemsize != size:
+        raise BadInput(
+            f"{path}: the header declares {shape[0]} ids, which with it are {start + shape[0] * dtype.itemsize} bytes; "
+            f"the file has {size}"
+        )
+    return TokenLayout(dtype.str, start, shape[0])
 
 
 def _declared(path: str, head: np.ndarray, size: int) -> TokenLayout:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.data.read import delimited, foreign
+from scalelab.data.read.files import PACKED_ENDINGS, PACKED_TARS
 from scalelab.data.sources import language
 from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.untrusted.files import open_file
@@ -26,7 +27,11 @@ STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "
 
 
 # Files that `scalelab prepare` reads, but whose bytes are not text.
-PREPARED_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".gz", ".zst", ".tgz", ".tar", ".zip", ".bin", ".idx")
+PREPARED_ENDINGS = (
+    *(".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".bin", ".idx", ".npy", ".tar", ".zip"),
+    *PACKED_ENDINGS,
+    *PACKED_TARS,
+)
 
 
 @dataclasses.dataclass(frozen=True)

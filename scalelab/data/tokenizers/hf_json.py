@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.data.tokenizers import lacking
 from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 from scalelab.untrusted.documents import parse_json, read_document
@@ -67,21 +68,34 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
     vocab_size = max(vocabulary.values()) + 1
     end = _separator(vocabulary, vocab_size, path, separator)
 
+    parsed = parse_json(content)
+    drops = lacking.drops_letters(parsed, vocabulary, byte_letters())
+    unknown = lacking.unknown_id(parsed, vocabulary)
+
     def encode(document: bytes | np.ndarray) -> np.ndarray:
+        text = bytes(document).decode()
         try:
             # Encoding without offsets is faster.
-            (encoding,) = inner.encode_batch_fast([bytes(document).decode()], add_special_tokens=False)
+            batch = inner.encode_batch if drops else inner.encode_batch_fast
+            (encoding,) = batch([text], add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(str(error)) from error
+        if drops:
+            lacking.check_all_covered(text, encoding.offsets)
         return np.array(encoding.ids, np.uint32)
+
+    def count_unknown(document: bytes) -> int:
+        text = document.decode()
+        encoding = inner.encode(text, add_special_tokens=False)
+        return lacking.count_lacking(text, encoding.ids, encoding.offsets, unknown)
 
     def decode_text(ids: Sequence[int] | np.ndarray) -> bytes:
         return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()
 
-    exact = _is_byte_level(parse_json(content))  # other decoders can't give the bytes of half a letter
+    exact = _is_byte_level(parsed)  # other decoders can't give the bytes of half a letter
     decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else decode_text
     name = hashed_tokenizer_name("json", content, vocab_size, end)
-    return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
+    return Tokenizer(name, vocab_size, encode, decode, end, "json", content, unknown, count_unknown)
 
 
 def _parse_tokenizer(content: bytes, path: pathlib.Path) -> Any:

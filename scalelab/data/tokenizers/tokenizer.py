@@ -24,7 +24,11 @@ class Tokenizer:
 
     `encode` maps one document to a 1-D array of ids below `vocab_size`, without the separator; `decode` maps any ids to
     bytes, and separators and unused ids to nothing. `encode` raises ValueError where its library fails: tiktoken on
-    half a million spaces in a row, a tokenizer.json without an unknown token on a letter that it lacks.
+    half a million spaces in a row, a tokenizer.json without an unknown token on a letter that it lacks, also where the
+    library would drop the letter in silence (BPE).
+
+    `unknown` is the id of what the vocabulary lacks (None: nothing is lacking, or encoding raises); `count_unknown`
+    counts the bytes of a document that have no token of their own.
 
     `name` is part of the cache key and of a prepared folder's fingerprint: it holds a hash of all that decides the ids.
     `kind` and `content` are what a folder stores.
@@ -37,6 +41,8 @@ class Tokenizer:
     separator: int = DEFAULT_SEPARATOR
     kind: str = "bytes"  # bytes | ids | json | ranks
     content: bytes = b""
+    unknown: int | None = None
+    count_unknown: Callable[[bytes], int] | None = None
 
     @property
     def dtype(self) -> np.dtype:

@@ -57,9 +57,10 @@ def _ends(steps: list[int]) -> list[int]:
 def _validation_loss(evidence: Evidence, model: EvaluatedModel, dataset: Dataset) -> float:
     """The mean over the parts' fixed validation sets, by the tokens of their splits, as a run scores itself."""
     v = evidence.values
-    sets = [val_batches(part, v["model.seq_len"], v["train.global_batch"], v["eval.batches"]) for part in dataset.parts]
+    size = v["model.seq_len"], v["train.global_batch"], v["eval.batches"]
+    sets = [val_batches(part, *size) for part in dataset.val_parts]
     losses = [_mean_loss(model, part.reshape(-1, part.shape[-1]), int(dataset.separator)) for part in sets]
-    return float(np.average(losses, weights=[part.val.n_tokens for part in dataset.parts]))
+    return float(np.average(losses, weights=[part.val.n_targets for part in dataset.val_parts]))
 
 
 def _mean_loss(model: EvaluatedModel, windows: np.ndarray, separator: int) -> float:

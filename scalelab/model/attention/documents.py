@@ -1,6 +1,7 @@
 """Documents packed into a sequence: each token's document, its position in it, and the targets that count.
 
-Shapes: B batch, S sequence. Tokens below zero are padding: neither predicted nor counted.
+Shapes: B batch, S sequence. Token -1 is padding: neither read, predicted nor counted. A token -2 - i is id i that is
+read and not predicted: in a chat all but the assistant's turns (`data/tokenizers/chat.py`).
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 
 from scalelab.model.attention.order import deal
 from scalelab.sharding import reshard_to
+
+MASKED = -2  # id i that is not predicted is MASKED - i
 
 
 class DocumentEnds(NamedTuple):
@@ -72,13 +75,18 @@ def document_segments(
     return PackedDocuments(segment_BS, position_BS)
 
 
+def visible_tokens(tokens: jax.Array) -> jax.Array:
+    """The ids that the model reads; below zero for padding."""
+    return jnp.where(tokens <= MASKED, MASKED - tokens, tokens)
+
+
 def prediction_targets(tokens: jax.Array, ends: DocumentEnds | None) -> jax.Array:
-    """The targets of `tokens` [B, S+1]: int32 [B, S], below zero for padding.
+    """The targets of `tokens` [B, S+1]: int32 [B, S], below zero for padding and for ids that are not predicted.
 
     With a separator a document's first token is not a target either: the token before it is another document's, or
     padding.
     """
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    inputs, targets = visible_tokens(tokens[:, :-1]), tokens[:, 1:]
     if ends is None or ends.separator is None:
         return targets
     return jnp.where((inputs < 0) | (inputs == jnp.asarray(ends.separator).astype(tokens.dtype)), -1, targets)
@@ -90,5 +98,6 @@ def split_inputs_targets(tokens: jax.Array, ends: DocumentEnds | None) -> SplitT
     All in the order in which a mesh's devices hold them (`order.py`).
     """
     tokens = tokens.astype(jnp.int32)
-    packed = None if ends is None else document_segments(tokens[:, :-1], *ends)
-    return SplitTokens(deal(jnp.maximum(tokens[:, :-1], 0)), deal(prediction_targets(tokens, ends)), packed)
+    inputs = visible_tokens(tokens[:, :-1])
+    packed = None if ends is None else document_segments(inputs, *ends)
+    return SplitTokens(deal(jnp.maximum(inputs, 0)), deal(prediction_targets(tokens, ends)), packed)

@@ -56,7 +56,7 @@ class Feed:
         self.runs, self.dataset, self.rows = runs, dataset, rows
         self.k = min(c.train.steps_per_dispatch, c.train.steps)
         size = c.model.seq_len, c.train.global_batch, c.eval.batches
-        sets = [val_batches(part, *size, rows) for part in dataset.parts]
+        sets = [val_batches(part, *size, rows) for part in dataset.val_parts]
         most = max(map(len, sets))  # of one shape, so that one program scores all
         self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NO_WINDOW) for s in sets]
         self.batches = {_order(run): sources.make_train_batches(run.config, dataset) for run in runs}
@@ -119,7 +119,7 @@ class Feed:
         Overall a source counts by the tokens of its validation split, whatever the mixture: runs on different mixtures
         are scored alike.
         """
-        parts = self.dataset.parts
+        parts = self.dataset.val_parts
         names = [part.name for part in parts]
         each = {name: float(values["val_loss"]) for name, values in zip(names, sources_values, strict=True)}
         overall = self._mean(each.values())
@@ -131,12 +131,12 @@ class Feed:
                 values |= {f"{EVAL_PREFIX}{metric}/{name}": value for name, value in zip(names, by_source, strict=True)}
         if not sources.reports_sources(run.config, self.dataset):
             return values
-        if len(parts) > 1:
+        if len(self.dataset.parts) > 1:
             values |= {f"val_loss/{name}": loss for name, loss in each.items()}
             values |= {f"bpb/{part.name}": bits_per_byte(each[part.name], part.bytes_per_token) for part in parts}
         return values | sources.source_columns(self.batches[_order(run)].seen(step))
 
     def _mean(self, values: Iterable[float]) -> float:
         """The mean of the sources' values, by the tokens of their validation splits."""
-        weights = [part.val.n_tokens for part in self.dataset.parts]
+        weights = [part.val.n_targets for part in self.dataset.val_parts]
         return math.fsum(n * value for n, value in zip(weights, values, strict=True)) / sum(weights)

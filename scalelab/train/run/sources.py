@@ -46,6 +46,20 @@ def source_columns(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
     }
 
 
+def describe_split(dataset: Dataset) -> str:
+    """Describe the split that training made: share got beside share asked; "" for data that came with their split."""
+    facts = dataset.description.get("split")
+    if not facts:
+        return ""
+    what = "pieces" if "cut_bytes" in facts else "documents"
+    text = f"validation: {facts['bytes']:.1%} of the bytes ({facts['asked']:.1%} asked)"
+    text += f", {facts['documents']:.1%} of the {what}"
+    if "cut_bytes" in facts:
+        text += "; whole documents miss that share, so long ones are cut at line ends into pieces of about "
+        text += f"{facts['cut_bytes']:,} bytes"
+    return text
+
+
 def plan_sources(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
     """How much the run will read of each source: (for its record, in words). BadInput as `make_train_batches`."""
     read = make_train_batches(config, dataset)

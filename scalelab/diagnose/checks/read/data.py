@@ -170,6 +170,8 @@ def check_too_good(evidence: Evidence) -> Findings | None:
     loss, at = float(lowest["val_loss"]), int(lowest["step"])
     if rate is not None and loss < rate - BELOW_ENTROPY:
         text = f"the validation loss is {loss:.3g} at step {at}, and the language's entropy rate is {rate:.3g}"
+    elif evidence.record.get("data", {}).get("chat"):
+        return None  # an answer may follow from its question
     elif rate is None and bpb is not None and bpb < LEAST_BPB:
         text = f"the validation loss is {bpb:.2g} bits a byte; no model of text is near that"
     else:

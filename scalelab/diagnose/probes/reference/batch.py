@@ -1,6 +1,6 @@
 """Targets, documents and positions of a batch, in numpy, by the words of the config.
 
-Shapes: B batch, S sequence. Tokens below zero are padding.
+Shapes: B batch, S sequence. Token -1 is padding; -2 - i is id i that is read and not predicted.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,8 @@ def read_batch(
     `rows`: booleans [B], which rows the step takes; the others predict nothing.
     """
     tokens = np.asarray(tokens, np.int64)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+    inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    inputs[inputs < -1] = -2 - inputs[inputs < -1]
     n, size = inputs.shape
     segment, position = np.zeros((n, size), np.int64), np.tile(np.arange(size), (n, 1))
     if separator is not None or length is not None:

@@ -69,9 +69,9 @@ def describe_choices(run: Candidate) -> Iterable[Note]:
 
 
 def check_sources(run: Candidate) -> Iterable[Note]:
-    """Refuse a mixture or a cap that doesn't fit the data; how much is read of each source."""
+    """Refuse a mixture or a cap that doesn't fit the data; how much is held out, and read of each source."""
     facts, text = sources.plan_sources(run.spec.config, run.dataset)
-    return [Note("chosen", text, facts)]
+    return [Note("chosen", sources.describe_split(run.dataset)), Note("chosen", text, facts)]
 
 
 def warn_of_values(run: Candidate) -> Iterable[Note]:

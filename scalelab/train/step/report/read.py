@@ -30,7 +30,7 @@ def read_metrics(static: Static, outcome: Outcome) -> dict[str, jax.Array]:
     def measure(tokens_BS: jax.Array) -> dict[str, jax.Array]:
         predicted = documents.prediction_targets(tokens_BS.astype(jnp.int32), ends) >= 0
         hashes = [replicate(hash_rows(tokens_BS, seed)) for seed in range(2)]  # 32 bits alone would be equal by chance
-        absent = replicate(jnp.all(tokens_BS < 0, axis=1))
+        absent = replicate(jnp.all(documents.visible_tokens(tokens_BS) < 0, axis=1))
         first, second = jax.lax.sort(hashes, num_keys=2)
         equal = jnp.sum((first[1:] == first[:-1]) & (second[1:] == second[:-1]))
         values = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.batches.batches import NO_WINDOW, TrainBatches
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.evidence import Evidence
 
 MOST_TOKENS = 2_000_000  # tokens read again; a run with fewer is read again from end to end
@@ -103,11 +104,12 @@ def count_rows(rows: np.ndarray, separator: int | None) -> Counts:
     """Count rows [n, B, S+1] as the step does; `separator`: the id after which nothing is predicted, if any."""
     hashes = hash_rows(rows)
     pairs = np.sort(hashes.astype(np.uint64) << np.uint64(32) | hash_rows(rows, 1), axis=1)
-    absent = (rows < 0).all(axis=2)
+    absent = (rows == NO_WINDOW).all(axis=2)
     equal = (pairs[:, 1:] == pairs[:, :-1]).sum(axis=1) - np.maximum(absent.sum(axis=1) - 1, 0)
     predicted = rows[:, :, 1:] >= 0
     if separator is not None:
-        predicted &= (rows[:, :, :-1] >= 0) & (rows[:, :, :-1] != separator)
+        inputs = unmask_ids(rows[:, :, :-1])
+        predicted &= (inputs >= 0) & (inputs != separator)
     by_row = predicted.sum(axis=2)
     return Counts(hashes.sum(axis=1, dtype=np.uint32), equal, (by_row == 0).sum(axis=1), by_row.sum(axis=1))
 
