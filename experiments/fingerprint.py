@@ -62,7 +62,7 @@ def read_fingerprint(path: pathlib.Path) -> dict[str, Any] | None:
     if isinstance(content, dict) and KEY in content:
         return content[KEY]
     known = json.loads(beside.read_text()) if beside.exists() else {}
-    return known.get(name) or known.get(path.name)
+    return known.get(name) or known.get(f"{path.stem}.jsonl")
 
 
 def stale_reasons(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> list[str]:

@@ -9,6 +9,7 @@ stale; `--draft PAGE` prints rows for the numbers that have none; `--run` runs t
 import argparse
 import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -40,9 +41,8 @@ def read_pages(root: pathlib.Path = ROOT) -> dict[str, str]:
 
 
 def _newest_page(root: pathlib.Path) -> str:
-    """CHANGELOG up to the second release that has a number; only that much of it is checked."""
-    text = (root / "CHANGELOG.md").read_text()
-    return "\n## ".join(text.split("\n## ")[:3])
+    """The page of the newest release in CHANGELOG; what comes after it is checked when it becomes one."""
+    return re.split(r"^(?=## )", (root / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[2]
 
 
 def check_claims(rows: Sequence[Mapping[str, Any]], pages: Mapping[str, str], missing_at_most: int) -> Report:
@@ -124,14 +124,16 @@ def main(argv: Sequence[str]) -> int:
         print(draft_rows(options.draft, rows, pages))
         return 0
     report = check_claims(rows, pages, missing)
-    written = report.pages | {marks.PAGE: marks.mark_stale(report.pages[marks.PAGE])}
+    written = report.pages | {marks.PAGE: marks.mark_stale(marks.correct_dates(report.pages[marks.PAGE]))}
     if options.write:
         for name, text in written.items():
             whole = (ROOT / name).read_text()
             (ROOT / name).write_text(whole.replace(pages[name], text, 1))
         return main([f"--table={options.table}"])
-    faults = report.faults + (["docs/results.md: marks of stale results: --write"] if marks.PAGE in pages and
-                              written[marks.PAGE] != report.pages[marks.PAGE] else [])  # fmt: skip
+    dates = marks.wrong_dates(pages[marks.PAGE])
+    faults = [*report.faults, *(f"{marks.PAGE}: its result is of {date}: {row}" for row, date in dates)]
+    if marks.mark_stale(pages[marks.PAGE]) != pages[marks.PAGE]:
+        faults.append(f"{marks.PAGE}: marks of stale results are out of date: --write")
     print(
         "\n".join([*faults, f"{len(rows)} rows: " + ", ".join(f"{n} {kind}" for kind, n in report.kinds.most_common())])
     )

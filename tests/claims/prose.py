@@ -26,7 +26,7 @@ WORDS |= {"twenty": 20, "twenty-one": 21} | {f"twenty-{word}": 20 + WORDS[word] 
 WORDS |= {"thirty": 30, "forty": 40, "fifty": 50}
 WORD = rf"\b(?i:{'|'.join(sorted(WORDS, key=len, reverse=True))})\b"
 DIGITS = (
-    r"(?<![\w.,])(?<![A-Za-z]-)(?<!\d-)[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?![\w^]|\.\d|,\d)"
+    r"(?<![\w.,])(?<![A-Za-z]-)(?<!\d-)[-+−]?(?:\d{1,3}(?:[,_]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?![\w^]|\.\d|,\d)"
 )
 NUMBER = re.compile(rf"{DIGITS}|{WORD}")
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -48,7 +48,10 @@ ASIDE = [
         r"\b(?:[Tt]ables?|[Ee]quations?|eq\.|[Ss]ec(?:tions?|\.)|[Ff]igures?|arXiv|App\.|issues?|PR|chapter|tutorial,?|theory,?|ZeRO)\s+#?\d[\d.]*"
         r"(?:(?:,| to| and| or)\s+\d[\d.]*\b(?! ?%))*",
         r"\b\d\d % (?:intervals?|bands?|coverage)\b",  # a level
-        r"[=<>≤≥×^*/~]\s*[-+]?\d[\d.,]*(?:e[-+]?\d+)?",
+        r"\b3\.1[0-9]\b",  # Pythons
+        r"\| (?:at least|at most|under) [^|\n]*(?=\|)",  # a goal, in a column of goals
+        r"\b(?:Llama|Qwen) \d\.\d\b|\b(?:of|in) 0\.\d\b|\bBefore 1\.0\b|^0\.\d(?= are found)",  # models, releases
+        r"[=<>≤≥×^*/~]\s*[-+]?[\d.][\d.,]*(?:e[-+]?\d+)?",
         r"\d[\d.,]*(?:e[-+]?\d+)?\s*[=^*/<>≤≥×]",
     )
 ]

@@ -84,7 +84,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def read_number(text: str) -> float:
     """The value of a written number: digits with commas, or a word up to fifty."""
-    return WORDS[text.lower()] if text.lower() in WORDS else float(text.replace(",", "").replace("−", "-"))
+    return WORDS[text.lower()] if text.lower() in WORDS else float(re.sub(r"[,_]", "", text).replace("−", "-"))
 
 
 def source_values(row: Mapping[str, Any]) -> list[float] | None:
