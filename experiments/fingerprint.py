@@ -46,7 +46,8 @@ def make_fingerprint(module: str) -> dict[str, Any]:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     facts = {"commit": commit, "date": str(datetime.date.today()), "module": module}
     spent = {"cpu_s": round(sum(usage.ru_utime + usage.ru_stime for usage in usages), 1)}
-    return facts | spent | _made_now() | code_digests(PACKAGE.parent, module)
+    library = {"library": library_digest(PACKAGE.parent, module)}
+    return facts | spent | _made_now() | code_digests(PACKAGE.parent, module) | library
 
 
 @functools.cache
@@ -83,7 +84,7 @@ def stale_reasons(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) 
 
 def library_changed(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> bool:
     """Whether the code of scalelab that the study calls directly is another one now."""
-    return made["library"] != code_digests(root, made["module"])["library"]
+    return made["library"] != library_digest(root, made["module"])
 
 
 def list_results() -> list[tuple[pathlib.Path, dict[str, Any] | None]]:
@@ -106,15 +107,21 @@ def golden_digest(root: pathlib.Path) -> str | None:
 
 @functools.cache
 def code_digests(root: pathlib.Path, module: str) -> dict[str, Any]:
-    """Digests of the code of a study: `own` {file name: digest}, `library`, and whether it trains."""
-    own, library = source_files(root, module)
+    """Digests of the code of a study: `own` {file name: digest}, and whether it trains."""
+    own, _ = source_files(root, module)
     return {
         "own": {_short_name(path): _digest(outline(path)) for path in sorted(own)},
-        "library": _digest("\n".join(outline(path) for path in sorted(library))),
         "trains": any(TRAINS.search(path.read_text()) for path in own),
     }
 
 
+def library_digest(root: pathlib.Path, module: str) -> str:
+    """A digest of the code of scalelab that a study calls directly."""
+    _, library = source_files(root, module)
+    return _digest("\n".join(outline(path) for path in sorted(library)))
+
+
+@functools.cache
 def source_files(root: pathlib.Path, module: str) -> tuple[set[pathlib.Path], set[pathlib.Path]]:
     """The files of a study that it imports from its own folders, and those of scalelab that these import directly."""
     start = _file_of(root, module)

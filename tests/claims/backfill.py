@@ -61,7 +61,8 @@ def made_at(path: pathlib.Path) -> dict[str, Any]:
         root = pathlib.Path(place)
         archive = subprocess.run(["git", "archive", oldest], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", place], input=archive, check=True)
-        digests = fingerprint.code_digests(root, _module_there(root, module))
+        there = _module_there(root, module)
+        digests = fingerprint.code_digests(root, there) | {"library": fingerprint.library_digest(root, there)}
         facts = {
             "golden": fingerprint.golden_digest(root),
             "jax": _version("jax", path),

@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab.experiments.fingerprint import read_fingerprint
-from tests.claims.prose import NUMBER, WORDS
+from tests.claims.prose import WORDS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = pathlib.Path(__file__).with_name("claims.toml")
 PRINTED = ROOT / "checks" / "results" / "printed.json"
 KINDS = ("result", "code", "printed", "formula", "published", "test", "missing")
+WRITTEN = r"([-+−]?[\d,_]*\.?\d+|[A-Za-z]+(?:-[a-z]+)?)"  # a number in digits, or a word
 RESULTS = ("checks/results/", "experiments/results/")
 HELPERS = {"fmean": statistics.fmean, "median": statistics.median, "sqrt": math.sqrt, "log": math.log, "pi": math.pi}
 FIELDS = {"page", "text", *KINDS, "values", "holds", "count", "tolerance", "where"}
@@ -78,12 +79,14 @@ def find_text(page: str, text: str, where: str = "the page") -> Span:
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    words = (re.escape(word).replace(r"\{\}", f"({NUMBER.pattern})") for word in text.split())
+    words = (re.escape(word).replace(r"\{\}", WRITTEN) for word in text.split())
     return re.compile(r"\s+".join(words))
 
 
 def read_number(text: str) -> float:
-    """The value of a written number: digits with commas, or a word up to fifty."""
+    """The value of a written number: digits with commas, or a word up to fifty. Wrong where it is neither."""
+    if text[-1].isalpha() and text.lower() not in WORDS:
+        raise Wrong(f"{text!r} is no number")
     return WORDS[text.lower()] if text.lower() in WORDS else float(re.sub(r"[,_]", "", text).replace("−", "-"))
 
 
