@@ -54,6 +54,7 @@ test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every r
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/python -m tests.claims
 	$(pytest) -m 'not full and $(others)'
 
 test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full

@@ -1,10 +1,10 @@
 """What made a result: commit, golden step, jax, Python (whose library is the default corpus) and code; is it still so?
 
-A result is stale if the code of its own study or check differs from the code that made it, or, where it trained, if the
-golden step does, or jax's minor version is newer. Code is compared without comments, docstrings, imports, layout and
-figures, so that prose and moves make nothing stale. `library` is the code of scalelab that the study calls directly; a
-change there is named, but makes no result stale by itself: most of it moves no number, and the golden step stands for
-the rest.
+A result is stale if the code of its own study or check differs from the code that made it, if jax's minor version is
+newer, or, where it trained, if the golden step is another. Code is compared without comments, docstrings, imports,
+layout and figures, so that prose and moves make nothing stale. `library` is the code of scalelab that the study calls
+directly; a change there is named, but makes no result stale by itself: most of it moves no number, and the golden step
+stands for the rest.
 """
 
 import ast
@@ -74,12 +74,11 @@ def stale_reasons(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) 
     names = {name for name in {*made["own"], *digests["own"]} if made["own"].get(name) != digests["own"].get(name)}
     if names:
         reasons.append(f"its own code ({', '.join(sorted(names))})")
-    if made["trains"]:
-        now = _made_now()
-        reasons += ["the golden step"] if made["golden"] != now["golden"] else []
-        old, new = (tuple(map(int, text.split(".")[:2])) for text in (made["jax"] or now["jax"], now["jax"]))
-        reasons += [f"jax {made['jax']} -> {now['jax']}"] if old < new else []  # a newer one was asked for
-    return reasons
+    now = _made_now()
+    if made["trains"] and made["golden"] != now["golden"]:
+        reasons.append("the golden step")
+    old, new = (tuple(map(int, text.split(".")[:2])) for text in (made["jax"] or now["jax"], now["jax"]))
+    return reasons + ([f"jax {made['jax']} -> {now['jax']}"] if old < new else [])  # a newer one was asked for
 
 
 def library_changed(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> bool:

@@ -215,7 +215,7 @@ def _stale_results() -> list[Facts]:
             facts = content if isinstance(content, dict) else {}
             known = {key: (made or {}).get(key) for key in ("commit", "date")}
             row = {"name": path.stem, "command": facts.get("command", f"python -m {(made or {}).get('module')}")}
-            changed = bool(made) and fingerprint.library_changed(made)
+            changed = made is not None and fingerprint.library_changed(made)
             spent = facts.get("cpu_s") or (made or {}).get("cpu_s")
             rows.append(row | known | {"reasons": reasons, "library": changed, "cpu_s": spent})
     return rows
