@@ -26,7 +26,13 @@ PACKAGE = pathlib.Path(git.__file__).parent
 KEY = "made_by"
 SIDECAR = "made_by.json"  # {file: fingerprint} of results that are lists
 OWN = {"experiments", "checks"}  # folders of studies and checks
-FRAME = ("shared.py", "outcome.py", "fingerprint.py", "__init__.py")  # what all results have in common
+FRAME = (
+    "shared.py",
+    "outcome.py",
+    "check_kinds.py",
+    "fingerprint.py",
+    "__init__.py",
+)  # what all results have in common
 FRONT = ("cli", "errors", "git", "numbers", "record", "report", "signals", "stores", "study", "untrusted", "__main__")
 SHOWS = re.compile(
     r"_?(?:draw|plot|describe|page|panel|print|write|main|legend|make_page)(?:_|$)|_?\w*_(?:page|figure)$"
@@ -56,14 +62,25 @@ def _made_now() -> dict[str, Any]:
 
 
 def read_fingerprint(path: pathlib.Path) -> dict[str, Any] | None:
-    """What made the result at `path`, a .json or the page beside it; None where that isn't known."""
+    """What made the result at `path`, a .json or the page beside it; None where that isn't known.
+
+    It stands in the result, or in made_by.json beside it, as long as the result is the one that was meant there.
+    """
     name = path.with_suffix(".json").name if path.suffix == ".md" else path.name
     file, beside = path.with_name(name), path.with_name(SIDECAR)
     content = json.loads(file.read_text()) if file.suffix == ".json" and file.exists() else None
     if isinstance(content, dict) and KEY in content:
         return content[KEY]
     known = json.loads(beside.read_text()) if beside.exists() else {}
-    return known.get(name) or known.get(f"{path.stem}.jsonl")
+    for each in (file, path.with_suffix(".jsonl")):
+        if each.exists() and known.get(each.name, {}).get("content") == content_digest(each):
+            return known[each.name]
+    return None
+
+
+def content_digest(path: pathlib.Path) -> str:
+    """A digest of a result, by which made_by.json knows that it speaks of this one."""
+    return _digest(path.read_text())
 
 
 def stale_reasons(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> list[str]:

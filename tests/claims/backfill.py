@@ -41,7 +41,7 @@ def main() -> None:
                 made = made_at(path)
                 print(path.name, made["commit"], made["date"], made["module"])
                 if not _write_within(path, made):
-                    beside[path.name] = made
+                    beside[path.name] = made | {"content": fingerprint.content_digest(path)}
         (folder / fingerprint.SIDECAR).write_text(json.dumps(beside, indent=1) + "\n")
 
 

@@ -106,9 +106,12 @@ def test_a_result_carries_its_fingerprint_or_has_it_beside(tmp_path):
     assert facts["own"].keys() == {"curves.py"} and facts["trains"] and facts["cpu_s"] > 0
     (tmp_path / "a.json").write_text(json.dumps({"made_by": facts}))
     (tmp_path / "b.json").write_text("[1]")
-    (tmp_path / "made_by.json").write_text(json.dumps({"b.json": {"commit": "x"}}))
+    beside = {"commit": "x", "content": fingerprint.content_digest(tmp_path / "b.json")}
+    (tmp_path / "made_by.json").write_text(json.dumps({"b.json": beside}))
     assert fingerprint.read_fingerprint(tmp_path / "a.md") == fingerprint.read_fingerprint(tmp_path / "a.json") == facts
-    assert fingerprint.read_fingerprint(tmp_path / "b.md") == {"commit": "x"}
+    assert fingerprint.read_fingerprint(tmp_path / "b.md") == beside
+    (tmp_path / "b.json").write_text("[2]")  # another result, of which made_by.json says nothing
+    assert fingerprint.read_fingerprint(tmp_path / "b.md") is None
     assert fingerprint.read_fingerprint(tmp_path / "c.md") is None
 
 
