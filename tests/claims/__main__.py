@@ -105,7 +105,7 @@ def run_commands(rows: Sequence[Mapping[str, Any]]) -> None:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         outputs[command] = done.stdout + done.stderr
         print(f"exit code {done.returncode}: {command}")
-    facts = {"command": "python -m tests.claims --run", KEY: make_fingerprint("tests.claims")}
+    facts = {"command": "python -m tests.claims --run", KEY: make_fingerprint("experiments.isoflop")}
     PRINTED.write_text(json.dumps(facts | {"outputs": outputs}, indent=1) + "\n")
 
 
