@@ -149,7 +149,7 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
             "",
             *body,
             "",
-            *(f"Chosen after runs were seen: {text}" for text in chosen_after(result)),
+            *(line for text in chosen_after(result) for line in (f"Chosen after runs were seen: {text}", "")),
             f"What this cannot tell: {result['limits']}",
             "",
         ]
