@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.api.setup import list_studies
+from scalelab.experiments import fingerprint
 from scalelab.experiments.shared import RESULTS, markdown_table
 from scalelab.experiments.studies.outcome import CHECK_COLUMNS, check_cells
 from scalelab.record import records
@@ -15,7 +16,9 @@ HEAD = (
     "Each study shows one phenomenon of training, and compares its numbers with published values or closed forms. "
     "`scalelab study` lists them; all take `--quick` (at most 3 minutes on 2 cores) and `--workdir=DIR`, and an "
     "interrupted one resumes; `--quick` and the whole study need folders of their own. The pages behind the "
-    "names say what a setting cannot tell.",
+    "names say what a setting cannot tell. *(stale)*: the study's own code, or the golden step, changed since it ran; "
+    "`scalelab study --stale` says what. [Contradictions](contradictions.md) sets results side by side that seem to "
+    "disagree.",
     "",
 )
 
@@ -37,7 +40,9 @@ def committed_results() -> dict[str, Mapping[str, Any]]:
 
 
 def _rows(name: str, result: Mapping[str, Any]) -> list[list[str]]:
-    link = f"[{name}](../experiments/results/{name}.md)"
+    made = fingerprint.read_fingerprint(RESULTS / f"{name}.json")
+    stale = not made or fingerprint.stale_reasons(made)
+    link = f"[{name}](../experiments/results/{name}.md){' (stale)' if stale else ''}"
     head = [[link, f"{result['cpu_s']:.0f}"], *([["", ""]] * len(result["checks"]))]
     return [start + check_cells(row) for start, row in zip(head, result["checks"], strict=False)]
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.cli.progress import PoolProgress
+from scalelab.experiments.fingerprint import KEY, make_fingerprint
 from scalelab.record import listing, records
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
@@ -29,9 +30,10 @@ def command_line(name: str, doc: str | None, renamed: Mapping[str, str] | None =
 
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
-    """The first entries of a result: command, date and machine."""
-    command = " ".join([f"python -m experiments.{name}", *argv])
-    return {"command": command, "date": str(datetime.date.today()), "machine": describe_machine()}
+    """The first entries of a result: command, date, machine, and the fingerprint of what makes it."""
+    module = f"experiments.{name}"
+    facts = {"date": str(datetime.date.today()), "machine": describe_machine()}
+    return {"command": " ".join([f"python -m {module}", *argv])} | facts | {KEY: make_fingerprint(module)}
 
 
 def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> None:

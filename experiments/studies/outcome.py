@@ -19,6 +19,7 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import Parser, folder_path, print_status
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, publish_result, result_header
+from scalelab.experiments.studies.check_kinds import chosen_after, kind_of_check, verdict_of
 from scalelab.record import records
 from scalelab.report.figures.style import write_figure
 from scalelab.study import Kind, describe_change, open_study, write_once
@@ -26,7 +27,7 @@ from scalelab.sweep.executors import worker
 
 SPENT_FILE = "spent.json"
 KIND = Kind("study", "study.json", earlier=(SPENT_FILE,))
-CHECK_COLUMNS = ("number", "known", "source", "ours", "allowed", "inside")
+CHECK_COLUMNS = ("number", "known", "kind", "source", "ours", "allowed", "inside")
 
 
 def run_study(
@@ -116,7 +117,11 @@ def measure_once(
 def compare_with(
     known: float, source: str, name: str, measured: float, low: float, high: float, unit: str = ""
 ) -> dict[str, Any]:
-    """A row of checks: a published or closed-form value, ours, and whether ours lies within [low, high]."""
+    """A row of checks: a published or closed-form value, ours, and whether ours lies within [low, high].
+
+    Limits come from the source's interval and ours, never from what came out; a page says of limits that would take
+    half or twice the value, or the other sign, that they can't say no.
+    """
     return {"name": name, "known": known, "source": source, "measured": measured, "unit": unit,
             "low": low, "high": high, "inside": bool(low <= measured <= high)}  # fmt: skip
 
@@ -144,6 +149,7 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
             "",
             *body,
             "",
+            *(line for text in chosen_after(result) for line in (f"Chosen after runs were seen: {text}", "")),
             f"What this cannot tell: {result['limits']}",
             "",
         ]
@@ -154,4 +160,4 @@ def check_cells(row: Mapping[str, Any]) -> list[str]:
     """The cells of a row of checks."""
     known, measured = (f"{row[key]:.4g}{row['unit'] and ' '}{row['unit']}" for key in ("known", "measured"))
     allowed = f"{row['low']:.4g} to {row['high']:.4g}"
-    return [row["name"], known, row["source"], measured, allowed, "yes" if row["inside"] else "**no**"]
+    return [row["name"], known, kind_of_check(row), row["source"], measured, allowed, verdict_of(row)]

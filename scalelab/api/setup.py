@@ -13,7 +13,7 @@ from scalelab.api.arguments import FOLDER, WORKDIR, Facts, Path, check_arguments
 from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.experiments import template
+from scalelab.experiments import fingerprint, template
 from scalelab.laws import examples
 from scalelab.laws.published import PAPERS, reproduce_paper
 from scalelab.record import records
@@ -198,13 +198,35 @@ def download_tables(
     return fetch()
 
 
-def studies() -> list[Facts]:
-    """All studies (`scalelab study`): `name`, `module`, `summary`; of those with a result `cpu_s` and `finding`."""
+@check_arguments()
+def studies(*, stale: bool = False) -> list[Facts]:
+    """All studies (`scalelab study`): `name`, `module`, `summary`; of those with a result `cpu_s` and `finding`.
+
+    `stale`: instead each result that code, golden step or jax have left behind, checks of a checkout included: `name`,
+    `command`, `commit` and `date` that made it, `reasons`, whether the `library` changed too, and the `cpu_s` it took.
+    """
+    if stale:
+        return _stale_results()
     rows = []
     for name, path in list_studies().items():
         result = _committed_result(name)
         row = {"name": name, "module": study_module(path), "summary": _summary(path)}
         rows.append(row | {key: result.get(key) for key in ("cpu_s", "finding")})
+    return rows
+
+
+def _stale_results() -> list[Facts]:
+    rows: list[Facts] = []
+    for path, made in fingerprint.list_results():
+        reasons = fingerprint.stale_reasons(made) if made else ["nothing says what made it"]
+        if reasons:
+            content = records.read_json(path) if path.suffix == ".json" else None
+            facts = content if isinstance(content, dict) else {}
+            known = {key: (made or {}).get(key) for key in ("commit", "date")}
+            row = {"name": path.stem, "command": facts.get("command", f"python -m {(made or {}).get('module')}")}
+            changed = made is not None and fingerprint.library_changed(made)
+            spent = facts.get("cpu_s") or (made or {}).get("cpu_s")
+            rows.append(row | known | {"reasons": reasons, "library": changed, "cpu_s": spent})
     return rows
 
 

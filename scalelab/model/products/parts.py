@@ -3,9 +3,9 @@
 A block's first products wait for the whole sequence that `tensor` splits between blocks, and what follows its last ones
 for their sums over devices. In parts, one is multiplied while the next is on its way (Wang et al. 2023, "Overlap
 communication with dependent computation via decomposition", do so inside the compiler). By plan a step of Llama 3 8B on
-8 x 8 H100 takes 22.5 s, not 24.3 (2026-11-26, run on none; compiled: checks/results/programs.md). Only forward: in
-parts a backward would write the weights' gradients once a part, and gathering its gradients in parts costs more in
-copies than it hides (an 8B compiled for 64 H100, by `plan/compiled/timeline.py`: 2 % of the step).
+8 x 8 H100 in 64 micro-batches takes 22.3 s, not 24.2 (2026-11-27, run on none; checks/results/printed.json). Only
+forward: in parts a backward would write the weights' gradients once a part, and gathering its gradients in parts costs
+more in copies than it hides (an 8B compiled for 64 H100, by `plan/compiled/timeline.py`: 2 % of the step).
 Off: SCALELAB_TACTICS_OFF=parts, for one run parallel.parts=1.
 
 Shapes: B batch, S sequence, W devices that split it, P parts, T = S / (W P) positions; trailing axes are free.

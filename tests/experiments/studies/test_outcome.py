@@ -76,7 +76,7 @@ def test_an_interrupted_study_goes_on_with_its_parts_and_counts_all_its_seconds(
     result = json.loads((tmp_path / "trial.json").read_text())
     assert result["cpu_s"] >= before["cpu_s"] + 1000 and not result["checks"][0]["inside"]
     page = (tmp_path / "trial.md").read_text()
-    assert "| twice one | 2 nats | closed form | 2.1 nats | 1.9 to 2.05 | **no** |" in page
+    assert "| twice one | 2 nats | closed form | closed form | 2.1 nats | 1.9 to 2.05 | **no** |" in page
     assert page.startswith("# Trial: a study of nothing\n") and "One sentence." in page and "its own line" in page
     assert (tmp_path / "trial.png").exists()
 

@@ -15,6 +15,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model import transformer
+from scalelab.testing.golden import GOLDEN
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, loss_sums
 from scalelab.train.step.report.report import STEP_METRICS
@@ -259,15 +260,6 @@ def test_digest_sees_names_values_and_order():
     assert len(set(digests)) == 3
 
 
-# Two steps of configs/tiny.py at seed 0 on fixed tokens.
-GOLDEN = {
-    "train_loss": (5.556829, 5.558409),
-    "grad_norm": (0.4824364, 0.4806955),
-    "update_norm": (0.2431972, 0.3455199),
-    "param_norm": (40.93136, 40.92664),
-}
-
-
 def test_what_is_logged_changes_no_bit_and_norms_in_between_are_nan():
     start = init(STATIC, H)
     every, log = steps(STATIC, start, batches(), jnp.int32(3), H)
@@ -293,8 +285,8 @@ def test_golden_metrics_of_two_steps():
     np.testing.assert_allclose(
         [result[name] for name in GOLDEN], list(GOLDEN.values()), rtol=1e-5,
         err_msg="The arithmetic of the default step changed. If you meant to change what is computed (initialisation, "
-        "model, loss, optimizer, schedule, or a default in configs/), say so in the commit and set GOLDEN to "
-        f"{result}. "
+        "model, loss, optimizer, schedule, or a default in configs/), say so in the commit and set "
+        f"GOLDEN of scalelab/testing/golden.py to {result}. "
         "A refactoring or a faster kernel must leave these numbers alone.",
     )  # fmt: skip
 

@@ -1,0 +1,69 @@
+"""Checks of studies can fail: a wrong value planted into each is refused, or the page says that it can't say no."""
+
+import pytest
+
+from docs.gallery import committed_results
+from scalelab.experiments.shared import RESULTS
+from scalelab.experiments.studies import outcome
+from scalelab.experiments.studies.check_kinds import (
+    KINDS,
+    can_say_no,
+    chosen_after,
+    kind_of_check,
+    planted_values,
+    verdict_of,
+)
+
+CHECKS = [(name, row) for name, result in committed_results().items() for row in result["checks"]]
+WIDE = 14  # checks whose limits can't say no; fewer is better, more is a fault
+
+
+def judge(row, value):
+    """The row as the study would have written it, had it measured `value`."""
+    fields = {key: row[key] for key in ("known", "source", "name", "low", "high", "unit")}
+    return outcome.compare_with(**fields, measured=value)
+
+
+@pytest.mark.parametrize(("name", "row"), CHECKS, ids=lambda each: each if isinstance(each, str) else each["name"][:40])
+def test_a_planted_wrong_value_is_refused_or_the_page_says_that_it_is_not(name, row):
+    planted = [judge(row, value)["inside"] for value in planted_values(row)]
+    assert planted and any(planted) == (not can_say_no(row))
+    if row["inside"] and any(planted):
+        assert verdict_of(row) == "can't say no"
+        page = (RESULTS / f"{name}.md").read_text()
+        assert name == "incident" or " | ".join(outcome.check_cells(row)) in page
+    assert judge(row, row["measured"])["inside"] == row["inside"] and kind_of_check(row) in KINDS
+
+
+def test_few_checks_can_not_say_no():
+    assert sum(row["inside"] and not can_say_no(row) for _, row in CHECKS) == WIDE
+
+
+def check(known, source, measured, low, high):
+    return outcome.compare_with(known, source, "x", measured, low, high)
+
+
+@pytest.mark.parametrize(("row", "kind", "verdict"), [  # cases that once said yes
+    (check(0, "Hägele et al. 2024: a little below", 0.0043, -0.02, 0.005), "sign", "can't say no"),
+    (check(0, "Hägele et al. 2024: a little below", 0.0043, -0.02, 0), "sign", "**no**"),
+    (check(0.34, "Porian et al. 2024", 0.2043, 0.17, 0.51), "published", "can't say no"),
+    (check(15.39, "Muennighoff et al. 2023", 26.3, 5.8, 1e6), "published", "can't say no"),
+    (check(1, "an order of magnitude (McCandlish et al. 2018)", 0.21, 0.1, 10), "published", "can't say no"),
+    (check(1, "rises: above 1", 8.65, 1, 1e4), "sign", "yes"),
+    (check(0.5, "closed form", 0.4999, 0.49, 0.51), "closed form", "yes"),
+    (check(0, "goal", 0.0427, -0.03, 0.03), "goal", "**no**"),
+    (check(0.21, "independent runs, their 90 % interval", 0.2, 0.15, 0.3), "own interval", "yes"),
+])  # fmt: skip
+def test_kind_and_verdict(row, kind, verdict):
+    assert kind_of_check(row) == kind and verdict_of(row) == verdict
+    assert outcome.check_cells(row)[2] == kind and outcome.check_cells(row)[-1] == verdict
+    assert kind_of_check(row | {"kind": "goal"}) == "goal"
+
+
+def test_what_was_chosen_after_runs_is_said():
+    assert chosen_after({"limits": "One model. Rates were chosen after runs of one seed each. Short."}) == [
+        "Rates were chosen after runs of one seed each."
+    ]
+    assert chosen_after({"chosen_after": ["the window"], "limits": "Rates were chosen after all."}) == ["the window"]
+    page = (RESULTS / "critical_batch.md").read_text()
+    assert "Chosen after runs were seen: Target, batches and rates were chosen after runs of one seed each." in page
