@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         verify_checkpoints,
         write_comparison,
     )
+    from scalelab.api.reading.foreign import ForeignRuns, import_runs, open_runs
     from scalelab.api.reading.judging import (
         Scored,
         Watched,
@@ -99,6 +100,7 @@ NAMES = {  # the functions and records of each file
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),
     "reading.diagnosing": "Diagnosed ReadBatch diagnose show_batch",
+    "reading.foreign": "ForeignRuns import_runs open_runs",
     "reading.judging": "Scored Watched draw_replay load_family_law noise replay score_forecasts watch",
     "reading.loaded": "load trust",
     "reading.models": "Evaluated Exported Imported Sampled evaluate export_hf import_hf sample",

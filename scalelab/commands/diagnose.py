@@ -32,6 +32,7 @@ Exit code: 0 no cause found, or only accepted ones (and after --batch), 1 a caus
 from typing import TYPE_CHECKING
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
 from scalelab.cli.terminal import print_report
 from scalelab.diagnose.checks.knobs import assignments
@@ -64,6 +65,7 @@ def main(argv: list[str]) -> int:
         "--accept", action="append", default=[], metavar="CAUSE,…", help="causes that are meant: listed as accepted"
     )
     add_trust_option(parser)
+    add_sources(parser, ("run", "against"))
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)

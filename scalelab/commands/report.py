@@ -17,6 +17,7 @@ Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; th
 import argparse
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status
 
 
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--width", type=_inches, metavar="X", help="width on paper, as 3.25in or 8cm (default: 3.25in)")
     parser.add_argument("--only", metavar="FIGURE", help="on paper: this figure alone, by the name of its file")
     add_trust_option(parser)
+    add_sources(parser, ("folders",))
     options = parser.parse_args(argv)
     report = api.report(
         options.folders, output=options.output, style=options.style, width=options.width, only=options.only

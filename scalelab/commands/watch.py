@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
 from scalelab.index import alive
 
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--price", type=number_above_zero, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
+    add_sources(parser, ("folder",))
     options = parser.parse_args(argv)
     if options.score:
         return _score(api.score_forecasts(options.folder), options.json)

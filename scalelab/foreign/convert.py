@@ -13,8 +13,8 @@ from scalelab.foreign.questions import question_losses
 from scalelab.foreign.run import Column, ForeignRun
 from scalelab.foreign.size import find_size
 from scalelab.laws.read.trackers import FINISHED, UNFINISHED
+from scalelab.record import records
 
-IMPORTED = "imported"  # value of `provenance` in the record
 DONE, STOPPED, DIVERGED = "done", "stopped", "diverged"
 GOING_ON = frozenset(
     ("starting", "started", "running", "inprogress", "active", "initializing", "unfinished", "incomplete")
@@ -154,7 +154,7 @@ def _make_record(
 ) -> dict[str, Any]:  # fmt: skip
     """The record of the run, without the hash of its source."""
     last = {name: float(each.logged()[-1]) for name, each in columns.items()}
-    record: dict[str, Any] = {"name": run.name, "provenance": IMPORTED, "steps": int(every[-1])}
+    record: dict[str, Any] = {"name": run.name, "provenance": records.IMPORTED, "steps": int(every[-1])}
     record["status"] = _find_status(run, int(every[-1]), config, last, notes)
     if params:
         record["params"] = dict(params)

@@ -1,7 +1,7 @@
-"""Open a foreign source where a run's folder is expected: its runs are imported once into a cache, then read from there.
+"""Open a foreign source where a run's folder is expected: imported once into a cache, then read from there.
 
-The cache is `foreign` beside the copies of stores ($SCALELAB_CACHE, else ~/.cache/scalelab), one folder for each state of
-a source's files (paths, sizes, times) and choice of columns; each run's record has the hash of their contents.
+The cache is `foreign` beside the copies of stores ($SCALELAB_CACHE, else ~/.cache/scalelab), with one folder for each
+state of a source's files (paths, sizes, times) and choice of columns; each run's record has the hash of their contents.
 """
 
 import functools
@@ -24,32 +24,42 @@ from scalelab.untrusted.paths import list_folders
 DONE_FILE = "source.json"
 SCHEMA = {"lines": [records.TEXT], "notes": [records.TEXT], "left_out": [records.TEXT], "single": records.TEXT}
 MOST_FILES = 200_000
+Report = Callable[[str, int, int], None]  # called with a run's name, its number, and how many there are
 CODE = (configs, convert, find, lines, names, questions, run, size, tensorboard, text, trainer, wandb, wire, write)
 
 
-def is_foreign(source: pathlib.Path, with_files: bool = True) -> bool:
-    """Whether a path holds runs of other programs and none of ours. `with_files`: a file may be a run, not a table."""
+def _silent(name: str, number: int, total: int) -> None:
+    """Ignore a report."""
+
+
+def open_if_foreign(
+    source: pathlib.Path, columns: Mapping[str, str] | None = None, with_files: bool = True, report: Report = _silent
+) -> Imported | None:
+    """Open a path that holds runs of other programs, and none of ours; None for any other path.
+
+    `with_files`: a file is a run's log, not a table of runs. BadInput for a file that is no log, and as `open_source`.
+    """
     if not source.is_dir():
-        return with_files and source.is_file()
+        return open_source(source, columns, report) if with_files and source.is_file() else None
     try:
-        return not listing.run_folders(source)
+        listing.run_folders(source)
+        return None
     except BadInput:
         pass
-    if (source / "metrics.jsonl").exists() and not (source / "config.json").exists():
-        return True
-    try:
-        return bool(find.find_runs(source))
-    except BadInput:
-        return False
+    if _read_done(_place_of(source, columns or {})) is None:
+        try:
+            find.find_runs(source)
+        except BadInput:
+            return None
+    return open_source(source, columns, report)
 
 
 def open_source(
-    source: pathlib.Path, columns: Mapping[str, str] | None = None,
-    report: Callable[[str, int, int], None] = lambda name, number, total: None,
-) -> Imported:  # fmt: skip
+    source: pathlib.Path, columns: Mapping[str, str] | None = None, report: Report = _silent
+) -> Imported:
     """Import a foreign source into the cache, if it is not there, and describe it. BadInput as `import_source`."""
     columns = dict(columns or {})
-    place = cache_root().parent / "foreign" / _state_of(source, columns)
+    place = _place_of(source, columns)
     if (done := _read_done(place)) is not None:
         return done
     shutil.rmtree(place, ignore_errors=True)
@@ -83,6 +93,11 @@ def _read_done(place: pathlib.Path) -> Imported | None:
         return Imported(folder, listing.run_folders(folder), content["lines"], content["notes"], content["left_out"])
     except BadInput:
         return None
+
+
+def _place_of(source: pathlib.Path, columns: Mapping[str, str]) -> pathlib.Path:
+    """The folder of the cache for a source as it is now."""
+    return cache_root().parent / "foreign" / _state_of(source, columns)
 
 
 def _state_of(source: pathlib.Path, columns: Mapping[str, str]) -> str:

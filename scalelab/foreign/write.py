@@ -23,6 +23,7 @@ from scalelab.untrusted.text import as_utf8, printable
 
 KNOWN = (*FIELDS, "N")  # fields that --columns may name
 FIELD_ALIASES = {"D": "tokens", "C": "flops", "loss": "val_loss"}  # the names of `scalelab fit --columns`
+ALL_FIELDS = (*KNOWN, *FIELD_ALIASES)
 LONGEST_NAME = 100
 HASHED_BYTES = 2**20
 

@@ -14,6 +14,7 @@ from scalelab.api.arguments import (
     FUNCTION,
     PATH,
     POSITIVE,
+    RUNS,
     Facts,
     Path,
     check_arguments,
@@ -141,7 +142,7 @@ class Watched:
     is_live: bool
 
 
-@check_arguments(law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
+@check_arguments(folder=RUNS, law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
 def watch(
     folder: Path,
     *,
@@ -226,7 +227,7 @@ class Scored(NamedTuple):
     total: Facts
 
 
-@check_arguments()
+@check_arguments(folder=RUNS)
 def score_forecasts(folder: Path) -> Scored:
     """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
 
