@@ -147,6 +147,8 @@ def _floor(gap: dict[str, Any], floor: dict[str, Any]) -> list[str]:
 
 
 def _no_floor(comparison: dict[str, Any]) -> list[str]:
+    if comparison.get("imported", [False])[0]:
+        return ["  noise floor: unknown, as no run here equals A or B in all but its seed"]
     folder = comparison["a"].rstrip("/")
     return [
         "  noise floor: unknown, as no run here equals A or B in all but train.seed. Train some beside A: repeat",

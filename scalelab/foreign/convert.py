@@ -11,7 +11,7 @@ from scalelab.errors import BadInput
 from scalelab.foreign import names
 from scalelab.foreign.questions import question_losses
 from scalelab.foreign.run import Column, ForeignRun
-from scalelab.foreign.size import find_size
+from scalelab.foreign.size import Size, find_size
 from scalelab.laws.read.trackers import FINISHED, UNFINISHED
 from scalelab.record import records
 
@@ -49,7 +49,7 @@ def convert_run(run: ForeignRun, given: Mapping[str, str]) -> Converted:
     every, by_step = _merge_steps(steps, logged | dict(list(others.items())[:MOST_OTHERS]), notes)
     training, evaluations = _split_lines(every, by_step)
     size = find_size(run, given.get("N"))
-    config, origins = _make_config(run, every, by_step, size.model)
+    config, origins = _make_config(run, every, by_step, size)
     notes += question_losses(by_step, every, taken, config.get("model", {}).get("vocab_size"))
     record = _make_record(run, every, by_step, size.params, config, notes)
     if size.origin.startswith(("not taken", "config.json")) and not size.params:
@@ -118,7 +118,7 @@ def _at_rows(every: np.ndarray, columns: Mapping[str, Column], rows: np.ndarray)
 
 
 def _make_config(
-    run: ForeignRun, every: np.ndarray, columns: Mapping[str, Column], model: Mapping[str, Any]
+    run: ForeignRun, every: np.ndarray, columns: Mapping[str, Column], size: Size
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """(the config of the run by group, {key of ours: where its value is from})."""
     settings, _ = names.split_labels(run.config)
@@ -128,14 +128,18 @@ def _make_config(
             del own["optim.peak_lr"], origins["optim.peak_lr"]  # a base rate, which a factor of the schedule multiplies
         if "optim.peak_lr" not in own:
             own["optim.peak_lr"], origins["optim.peak_lr"] = peak, "the highest lr"
+    own.setdefault("train.seed", None)  # a seed that is not told is one seed, not several
     own.setdefault("train.steps", int(every[-1]))
     own["train.steps"] = max(own["train.steps"], int(every[-1]), 1)
-    groups: dict[str, dict[str, Any]] = {"log": {"role": ""}, "source": dict(settings)}
+    known = {*origins.values(), *size.origin.split(", ")}  # which stand under our own names
+    rest = {key: value for key, value in settings.items() if key not in known}
+    groups: dict[str, dict[str, Any]] = {"log": {"role": ""}, "source": names.plain_keys(rest)}
     for key, value in own.items():
         group, _, name = key.partition(".")
         groups.setdefault(group, {})[name] = value
-    if model:
-        groups["model"] = {**groups.get("model", {}), **{k: v for k, v in model.items() if isinstance(v, SCALARS)}}
+    if size.model:
+        model = {key: value for key, value in size.model.items() if isinstance(value, SCALARS)}
+        groups["model"] = {**groups.get("model", {}), **model}
     return groups, origins
 
 

@@ -24,7 +24,7 @@ LOG_NAMES = {
     "optim_total_grad_norm total_gradient_norm l2_norm_grad_global grads_norm norm",
     "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd {USUAL_NAMES['lr']}",
     "tokens": f"{USUAL_NAMES['D']} num_input_tokens_seen n_tokens_seen total_tokens_seen",
-    "tokens_per_s": "tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps",
+    "tokens_per_s": "tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps train_tokens_per_second",
     "param_norm": "param_norm params_norm parameter_norm weight_norm weights_norm params_norm_total param_norm_total "
     "total_param_norm model_norm l2_norm_param_global",
     "update_norm": "update_norm updates_norm total_update_norm updates_norm_total",
@@ -175,6 +175,14 @@ def split_labels(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 PLAIN_LABELS = frozenset(map(plain_name, LABELS))
+
+
+def plain_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under keys of letters, digits and underscores, as expressions and --by name them."""
+    plain: dict[str, Any] = {}
+    for key, value in settings.items():
+        plain.setdefault(re.sub(r"\W+", "_", key).strip("_") or "_", value)
+    return plain
 
 
 def _is_place(value: Any) -> bool:
