@@ -35,6 +35,11 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--once", action="store_true", help="print one forecast and end")
     parser.add_argument("--law", metavar="FILE", help="the family's law: a published one, or what `scalelab fit` wrote")
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME:…",
+        help="LR to the end of a run that another program trained: cosine:warmup=2000,end=0.1,steps=100000",
+    )
     parser.add_argument("--price", type=number_above_zero, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
@@ -44,7 +49,7 @@ def main(argv: list[str]) -> int:
         return _score(api.score_forecasts(options.folder), options.json)
     law = options.law and api.load_family_law(options.law, note=print_status)
     while True:
-        seen = api.watch(options.folder, law=law, price=options.price, note=print_status)
+        seen = api.watch(options.folder, law=law, schedule=options.schedule, price=options.price, note=print_status)
         if options.json != "-":
             _print(seen.curves, seen.rows, options)
         for folder, since in seen.gone.items():
