@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, print_status
 from scalelab.errors import BadInput
 
@@ -74,8 +75,6 @@ def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | 
         return None
     if _is_own(os.fspath(path)):
         return None
-    from scalelab import api  # here: only such runs need the readers
-
     runs = api.open_runs(path, columns=parse_fields(text), progress=_show_progress)
     if runs.lines:
         tell_runs(runs.lines, runs.notes, runs.left_out)
@@ -123,4 +122,3 @@ def _tell_notes(notes: Sequence[str]) -> None:
 
 def _name_some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} runs ({names[0]}, …)"
-

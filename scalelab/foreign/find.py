@@ -67,11 +67,13 @@ def read_found(found: Found) -> list[ForeignRun]:
         return [dataclasses.replace(run, name=found.name)]
     cells = np.array([str(cell or "") for cell in run.texts[column]])
     parts = [run.at_rows(np.flatnonzero(cells == name), name) for name in dict.fromkeys(cells.tolist()) if name]
-    return [
-        dataclasses.replace(part, form=f"{part.form}, {len(parts)} runs by {column!r}",
-                            config=dict(part.config) | constant_values(part.columns, {k: v for k, v in part.texts.items() if k != column}))
-        for part in parts
-    ]  # fmt: skip
+    form = f"{run.form}, {len(parts)} runs by {column!r}"
+    runs = []
+    for part in parts:
+        texts = {name: each for name, each in part.texts.items() if name != column}
+        config = {**part.config, **constant_values(part.columns, texts)}
+        runs.append(dataclasses.replace(part, form=form, config=config, texts=texts))
+    return runs
 
 
 def _tells_runs(name: str, cells: Sequence[object]) -> bool:

@@ -1,7 +1,7 @@
 """Which logged column is what: the table of names of `laws.read.columns`, extended by what runs log at their steps.
 
-Where several columns fit, the likeliest name counts and the others are named; two losses on held-out data are a question
-for the user, who answers by --columns='val_loss=eval/c4/loss'.
+Where several columns fit, the likeliest name counts and the others are named; two losses on held-out data are a
+question for the user, who answers by --columns='val_loss=eval/c4/loss'.
 """
 
 import re
@@ -24,7 +24,8 @@ LOG_NAMES = {
     "optim_total_grad_norm total_gradient_norm l2_norm_grad_global grads_norm norm",
     "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd {USUAL_NAMES['lr']}",
     "tokens": f"{USUAL_NAMES['D']} num_input_tokens_seen n_tokens_seen total_tokens_seen",
-    "tokens_per_s": "tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps train_tokens_per_second",
+    "tokens_per_s": "tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps "
+    "train_tokens_per_second",
     "param_norm": "param_norm params_norm parameter_norm weight_norm weights_norm params_norm_total param_norm_total "
     "total_param_norm model_norm l2_norm_param_global",
     "update_norm": "update_norm updates_norm total_update_norm updates_norm_total",
@@ -54,9 +55,11 @@ CONFIG_NAMES = {
 }  # fmt: skip
 WHOLE = ("train.", "schedule.", "model.")  # keys whose values are whole numbers
 # Config values that tell one run from another without changing what it computes.
-LABELS = frozenset(
-    ["name", "run_name", "runname", "id", "run_id", "display_name", "output_dir", "out_dir", "logging_dir", "log_dir", "save_dir", "dir", "path", "project", "entity", "group", "notes", "host", "hostname", "user", "username", "date", "start_time", "timestamp"]
+LABELS = (
+    "name run_name runname id run_id display_name output_dir out_dir logging_dir log_dir save_dir dir path project "
+    "entity group notes host hostname user username date start_time timestamp"
 )
+PLAIN_LABELS = frozenset(map(plain_name, LABELS.split()))
 
 
 class Chosen(NamedTuple):

@@ -54,9 +54,7 @@ def open_if_foreign(
     return open_source(source, columns, report)
 
 
-def open_source(
-    source: pathlib.Path, columns: Mapping[str, str] | None = None, report: Report = _silent
-) -> Imported:
+def open_source(source: pathlib.Path, columns: Mapping[str, str] | None = None, report: Report = _silent) -> Imported:
     """Import a foreign source into the cache, if it is not there, and describe it. BadInput as `import_source`."""
     columns = dict(columns or {})
     place = _place_of(source, columns)

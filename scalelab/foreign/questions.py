@@ -44,5 +44,6 @@ def _question_first(column: Column, steps: np.ndarray, vocab: int | None) -> str
     if abs(ratio * math.log(10) - 1) < NEAR:
         return f"{start}: is it a logarithm of base 10? If so, --columns='loss=COLUMN*2.302585'"
     if ratio > 2 - WHOLE and abs(ratio - round(ratio)) < WHOLE * ratio:
-        return f"{start}: is it a sum over {round(ratio)} micro-batches? If so, --columns='loss=COLUMN*{1 / round(ratio):.6g}'"
+        mend = f"--columns='loss=COLUMN*{1 / round(ratio):.6g}'"
+        return f"{start}: is it a sum over {round(ratio)} micro-batches? If so, {mend}"
     return ""

@@ -1,4 +1,4 @@
-"""Write foreign runs as run folders of ours: config.json, record.json, metrics.jsonl, a line of the logbook; no weights.
+"""Write foreign runs as run folders of ours: config, record, metrics and a line of the logbook, without weights.
 
 A run is written into a draft beside its place and renamed, so that a folder is whole or absent.
 """

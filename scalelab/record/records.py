@@ -68,7 +68,8 @@ STOPPED_EARLY_STATUS = "stopped early"  # by a sweep's rule or eval.patience, be
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
-    "provenance?": TEXT, "source?": {}, "progress?": _NUMBERS_SCHEMA, "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "ended_by?": TEXT,
+    "provenance?": TEXT, "source?": {}, "progress?": _NUMBERS_SCHEMA,
+    "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "ended_by?": TEXT,
     "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE},

@@ -16,8 +16,8 @@ Counted = Callable[[str, int, int], None]  # called with a run's name, its numbe
 class ForeignRuns(NamedTuple):
     """Runs of another program as run folders of ours.
 
-    `folder`: what to give to `runs`, `fit`, `diagnose` and the others; `runs`: the folder of each run; `lines`: what was
-    taken for what; `notes`: what is asked or not known; `left_out`: why other runs could not be read.
+    `folder`: what to give to `runs`, `fit`, `diagnose` and the others; `runs`: the folder of each run; `lines`: what
+    was taken for what; `notes`: what is asked or not known; `left_out`: why other runs could not be read.
     """
 
     folder: str
@@ -44,9 +44,7 @@ def import_runs(
 
 
 @check_arguments(source=ANY_PATH)
-def open_runs(
-    source: Path, *, columns: Mapping[str, str] | None = None, progress: Counted = _uncounted
-) -> ForeignRuns:
+def open_runs(source: Path, *, columns: Mapping[str, str] | None = None, progress: Counted = _uncounted) -> ForeignRuns:
     """Open runs of another program as `runs`, `fit` and the others do by themselves, and say what was taken for what.
 
     They are imported once into a cache. A folder of our own runs is returned as it is. BadInput as `import_runs`.

@@ -22,7 +22,8 @@ FEWEST_LINES = 2
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 STEP = re.compile(
-    r"(?:^|[\s\]|>\[])(?:global[_ ]?step|step|iteration|iter)(?:\s*[:=]\s*|\s+)(\d[\d,]*)(?:\s*/\s*(\d[\d,]*))?(?![\d.])",
+    r"(?:^|[\s\]|>\[])(?:global[_ ]?step|step|iteration|iter)(?:\s*[:=]\s*|\s+)"
+    r"(\d[\d,]*)(?:\s*/\s*(\d[\d,]*))?(?![\d.])",
     re.IGNORECASE,
 )
 NAMED = re.compile(rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]\s*({NUMBER})([KMBT]?)(?![\w.])|"

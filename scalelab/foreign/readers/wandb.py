@@ -1,4 +1,4 @@
-"""W&B: an offline run's folder or `.wandb` file, and an export (history as JSON lines, CSV or parquet, summary, config).
+"""W&B: an offline run's folder or `.wandb` file, and an export (history as JSON lines, CSV or parquet; config).
 
 Numbers of fields are those of wandb/proto/wandb_internal.proto (wandb 0.31.0; the same since 0.12).
 """

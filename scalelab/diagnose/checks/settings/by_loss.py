@@ -27,7 +27,9 @@ def check_lr_by_loss(evidence: Evidence) -> Findings | None:
         return [Gap("lr_too_high", f"fewer than {LEAST_LINES} lines of training", "more logged steps")]
     ceiling, words = _ceiling(evidence, loss)
     if ceiling is None:
-        return [Gap("lr_too_high", f"the loss of a uniform guess ({words})", "the vocabulary's size, or the first loss")]
+        return [
+            Gap("lr_too_high", f"the loss of a uniform guess ({words})", "the vocabulary's size, or the first loss")
+        ]
     below = np.flatnonzero(loss.values < ceiling)
     above = ~(loss.values < ceiling) & (np.arange(len(loss.steps)) > (below[0] if len(below) else len(loss.steps)))
     finite = above & np.isfinite(loss.values)
