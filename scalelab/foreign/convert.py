@@ -200,7 +200,7 @@ def _find_status(
     planned = config["train"]["steps"]
     word = "".join(filter(str.isalnum, str(run.state or "").casefold()))
     if not word:
-        if step < NEARLY * planned:
+        if step + 1 < NEARLY * planned:  # steps may be counted from 0
             notes.append(f"its lines end at step {step:,} of {planned:,}: taken as unfinished")
             return STOPPED
         notes.append("nothing says how it ended: taken as finished")

@@ -24,7 +24,7 @@ LOG_NAMES = {
     "optim_total_grad_norm total_gradient_norm l2_norm_grad_global grads_norm norm",
     "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd {USUAL_NAMES['lr']}",
     "tokens": f"{USUAL_NAMES['D']} num_input_tokens_seen n_tokens_seen total_tokens_seen",
-    "tokens_per_s": "tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps "
+    "tokens_per_s": "throughput_tps tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps "
     "train_tokens_per_second",
     "param_norm": "param_norm params_norm parameter_norm weight_norm weights_norm params_norm_total param_norm_total "
     "total_param_norm model_norm l2_norm_param_global",

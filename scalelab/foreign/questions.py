@@ -23,10 +23,11 @@ def question_losses(
         found = question_labels({"loss": taken.get(field, "")})
         column = columns[field]
         values = column.logged()[np.isfinite(column.logged())]
-        if not found and len(values):
+        first = _question_first(column, steps, vocab)
+        if not found and not first and len(values):
             late = values[-max(1, len(values) // 2) :]
             found = [] if late.min() < 0 else question_target(late)
-        text = found[0].text if found else _question_first(column, steps, vocab)
+        text = found[0].text if found else first
         if text:
             lines.append(f"{field}: {text}".replace("--columns='loss=", f"--columns='{field}="))
     return lines

@@ -71,6 +71,8 @@ def _read_json_lines(path: pathlib.Path) -> tuple[dict[str, Column], dict[str, l
             config |= config_values(content)
             if key == "summary":  # last values; a file of a summary alone has no other line
                 row.update(dict(flatten_values(content)))
+        if isinstance(row.get("metrics"), Mapping):  # of an event: metrics stand under their own names
+            row |= row.pop("metrics")
         flat = dict(flatten_values(row))
         if len(flat) > MOST_COLUMNS:
             raise BadInput(f"{str(path)!r}, line {number} has {len(flat):,} values; at most {MOST_COLUMNS:,} are read")
