@@ -40,7 +40,7 @@ class Converted(NamedTuple):
 def convert_run(run: ForeignRun, given: Mapping[str, str]) -> Converted:
     """Convert a run; `given`: {field: column} of --columns, and N. BadInput if a column is not there."""
     chosen = names.choose_columns(run.columns, given, run.name)
-    notes = [*run.notes, *chosen.notes]
+    notes = [*run.notes, *chosen.notes, *names.question_texts(run.texts)]
     steps, how = _find_steps(run, chosen.taken, notes)
     taken = {field: text for field, text in chosen.taken.items() if field != "step"}
     logged = {field: names.convert_column(text, run.columns) for field, text in taken.items()}

@@ -24,8 +24,8 @@ LOG_NAMES = {
     "optim_total_grad_norm total_gradient_norm l2_norm_grad_global grads_norm norm",
     "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd {USUAL_NAMES['lr']}",
     "tokens": f"{USUAL_NAMES['D']} num_input_tokens_seen n_tokens_seen total_tokens_seen",
-    "tokens_per_s": "throughput_tps tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec device_tps "
-    "train_tokens_per_second",
+    "tokens_per_s": "throughput_tps tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec "
+    "device_tps train_tokens_per_second",
     "param_norm": "param_norm params_norm parameter_norm weight_norm weights_norm params_norm_total param_norm_total "
     "total_param_norm model_norm l2_norm_param_global",
     "update_norm": "update_norm updates_norm total_update_norm updates_norm_total",
@@ -92,6 +92,24 @@ def choose_columns(columns: Mapping[str, Column], given: Mapping[str, str], sour
             if others and field != "step":
                 notes.append(f"{field} may also be {', '.join(map(repr, others[:3]))}")
     return Chosen(taken, notes)
+
+
+def question_texts(texts: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Lines about columns that have the name of a logged field and hold something that is not a number."""
+    lines = []
+    for name, cells in texts.items():
+        if any(_named(field, [name]) for field in LOG_NAMES) or _held_out_losses([name]):
+            odd = next((cell for cell in cells if cell not in (None, "") and not _reads_as_number(cell)), None)
+            lines += [f"{name!r} holds {str(odd)[:40]!r}, which is not a number: not taken"] if odd is not None else []
+    return lines
+
+
+def _reads_as_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(cell, bool)
 
 
 def _named(field: str, header: Sequence[str]) -> list[str]:
@@ -175,9 +193,6 @@ def split_labels(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """(settings, labels) of a source's config: labels are names, places and times, which say nothing of the model."""
     is_label = {key: plain_name(re.split(r"[./]", key)[-1]) in PLAIN_LABELS or _is_place(config[key]) for key in config}
     return ({k: v for k, v in config.items() if not is_label[k]}, {k: v for k, v in config.items() if is_label[k]})
-
-
-PLAIN_LABELS = frozenset(map(plain_name, LABELS))
 
 
 def plain_keys(settings: Mapping[str, Any]) -> dict[str, Any]:

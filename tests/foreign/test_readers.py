@@ -1,4 +1,4 @@
-"""Each format is read as its own library wrote it, or as its source prints it; values are checked against the writer's."""
+"""Each format is read as its own library wrote it, or as its source prints it, value by value."""
 
 import json
 import math

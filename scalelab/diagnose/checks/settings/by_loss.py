@@ -12,6 +12,7 @@ from scalelab.diagnose.evidence import Evidence, Missing, Series, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
 LEAST_LINES = 8
+LASTING_SHARE = 0.05  # share of the lines above a uniform guess; fewer are a spike, which `course/spikes.py` judges
 EARLY = 0.02  # share of the steps within which the first logged loss stands for a uniform guess
 NEAR_PEAK = 0.05  # share of the steps after the LR's peak in which a rise still belongs to its rise
 BACK = 0.5  # share of the LR's peak: a loss that is back below it only then was held up by the LR
@@ -33,7 +34,8 @@ def check_lr_by_loss(evidence: Evidence) -> Findings | None:
     below = np.flatnonzero(loss.values < ceiling)
     above = ~(loss.values < ceiling) & (np.arange(len(loss.steps)) > (below[0] if len(below) else len(loss.steps)))
     finite = above & np.isfinite(loss.values)
-    if finite.sum() >= ABOVE_LINES:
+    lasts = above.sum() >= max(LEAST_LINES, LASTING_SHARE * len(above)) or above[-1]
+    if lasts and finite.sum() >= ABOVE_LINES:
         return [_too_high(evidence, loss, lr, finite, words)]
     bad = np.flatnonzero(above & ~np.isfinite(loss.values))
     return [_not_finite(evidence, loss, int(bad[0]), len(bad))] if len(bad) >= ABOVE_LINES else []
