@@ -52,6 +52,9 @@ def convert_run(run: ForeignRun, given: Mapping[str, str]) -> Converted:
     config, origins = _make_config(run, every, by_step, size)
     notes += question_losses(by_step, every, taken, config.get("model", {}).get("vocab_size"))
     record = _make_record(run, every, by_step, size.params, config, notes)
+    # Sizes are settings too: runs of several are no replications of one another.
+    sizes = {"N": record.get("params", {}).get("total"), "D": record.get("tokens")}
+    config["source"] |= {name: value for name, value in sizes.items() if value is not None}
     if size.origin.startswith(("not taken", "config.json")) and not size.params:
         notes.append(f"N is not known: {size.origin}")
     elif not size.params:

@@ -34,7 +34,8 @@ def test_a_table_of_losses_is_judged_by_what_it_has(tmp_path, capsys):
     assert "the loss is 7.03 in steps 250 to 252, after 3.04" in found["verdicts"][0]["evidence"]
     course, settings = (found["lines"][name] for name in ("course", "settings"))
     assert "spikes of the loss" in course["judged"] and "a loss that rises for good" in course["judged"]
-    assert "the run has no config" in [gap["missing"] for gap in settings["not_judged"]] and not settings["judged"]
+    assert settings["judged"] == ["LR, by what the loss does"]
+    assert [gap["missing"] for gap in settings["not_judged"]] == ["no line with update_norm and param_norm"]
 
 
 def test_metrics_without_a_config_are_judged(tmp_path, capsys):

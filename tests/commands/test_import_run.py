@@ -57,21 +57,10 @@ def test_a_strangers_sweep_goes_through_every_verb(tmp_path, capsys):
     assert [{k: v for k, v in row.items() if k != "folder"} for row in direct] == [
         {k: v for k, v in row.items() if k != "folder"} for row in rows
     ]
-    code, out, _ = call(capsys, "runs", source, "--by=optim.peak_lr,N,train.steps")
-    assert code == 2  # N is a column of the record, no key
-    result = tmp_path / "fit.json"
-    code, out, _ = call(capsys, "fit", source, "--where=lr == 3e-3", "--bootstrap=0", f"--json={result}")
-    assert code == 0, out
-    fitted = json.loads(result.read_text())["params"]
-    assert fitted["E"] == pytest.approx(1.7, abs=0.1) and fitted["alpha"] == pytest.approx(0.34, abs=0.05)
     code, out, _ = call(capsys, "fit", tmp_path / "ours", "--best-of=lr", "--per=N,D")
     best = [float(line.split()[4]) for line in out.splitlines() if " 8e+08 " in line and "left out" not in line]
     assert code == 0 and len(best) == 3 and all(0.0025 < lr < 0.0036 for lr in best)
     folders = sorted((tmp_path / "ours" / "runs").iterdir())
-    code, out, _ = call(capsys, "compare", folders[0], folders[1])
-    assert code == 0 and "config: 1 differ" in out and "train.seed: 0 | 1" in out and "loss: at step 500" in out
-    code, out, _ = call(capsys, "report", source, f"--output={tmp_path / 'page.html'}")
-    assert code == 0 and (tmp_path / "page.html").exists()
     # again into the same place: nothing is changed; another source there is refused
     state = {path: path.stat().st_mtime_ns for path in (tmp_path / "ours").rglob("*.jsonl")}
     assert call(capsys, "import", "run", source, f"--workdir={tmp_path / 'ours'}")[0] == 0
@@ -83,6 +72,23 @@ def test_a_strangers_sweep_goes_through_every_verb(tmp_path, capsys):
     assert code == 2 and "holds something else: import into another --workdir" in told
 
 
+@pytest.mark.full
+def test_a_law_a_comparison_and_a_page_of_a_strangers_sweep(tmp_path, capsys):
+    source = write_sweep(tmp_path / "theirs")
+    code, _, told = call(capsys, "runs", source, "--by=optim.peak_lr")
+    assert code == 2 and "differ in source.N, source.D too" in told
+    result = tmp_path / "fit.json"
+    code, out, _ = call(capsys, "fit", source, "--where=lr == 3e-3", "--bootstrap=0", f"--json={result}")
+    assert code == 0, out
+    fitted = json.loads(result.read_text())["params"]
+    assert fitted["E"] == pytest.approx(1.7, abs=0.1) and fitted["alpha"] == pytest.approx(0.34, abs=0.05)
+    folders = [source / f"n1e+07_d2e+08_lr0.003_{seed}" for seed in range(2)]
+    code, out, _ = call(capsys, "compare", *folders)
+    assert code == 0 and "config: 1 differ" in out and "train.seed: 0 | 1" in out and "loss: at step 500" in out
+    code, out, _ = call(capsys, "report", source, f"--output={tmp_path / 'page.html'}")
+    assert code == 0 and (tmp_path / "page.html").exists()
+
+
 def test_an_imported_run_has_a_record_of_where_it_is_from_and_is_never_trained(tmp_path, capsys):
     place = tmp_path / "run"
     assert call(capsys, "import", "run", FILES / "trainer_healthy", f"--workdir={place}")[0] == 0
@@ -92,10 +98,15 @@ def test_an_imported_run_has_a_record_of_where_it_is_from_and_is_never_trained(t
     before = {path: path.read_bytes() for path in place.iterdir()}
     code, _, told = call(capsys, "train", "--config=tiny", f"--workdir={place}")
     assert code == 2 and "logs of a run that another program trained, no weights" in told
-    for words in (["eval", place], ["sample", place], ["replay", f"{place}@1..2"], ["checkpoint", "verify", place]):
-        code, _, told = call(capsys, *words)
-        assert code == 2 and told.count("\n") == 1, words
     assert before == {path: path.read_bytes() for path in place.iterdir()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", ["eval {}", "sample {}", "replay {}@1..2", "checkpoint verify {}", "noise {}"])
+def test_what_needs_weights_is_refused_in_one_line(tmp_path, capsys, words):
+    assert call(capsys, "import", "run", FILES / "trainer_healthy", f"--workdir={tmp_path / 'run'}")[0] == 0
+    code, _, told = call(capsys, *words.format(tmp_path / "run").split())
+    assert code == 2 and told.count("\n") == 1 and "scalelab:" in told
 
 
 def test_a_divergent_run_is_diagnosed_and_a_healthy_one_is_left_alone(capsys):

@@ -54,7 +54,7 @@ def diagnose(
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
-        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
+        verdicts, comparison = judge_against(evidence, open_evidence(pathlib.Path(against)))
         diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     trials: Mapping[str, Trial] = {}
     if try_knobs:
