@@ -5,6 +5,9 @@ chance of divergence, the time left, and what stopping, decaying the learning ra
 siblings on the same data and schedule give the best forecast, else the law and the run's own curve do. Every forecast
 is kept in RUN/forecasts.jsonl; --score compares them with the end. The runs are only read.
 
+A run that another program trained (docs/foreign.md) is forecast from its logs; its schedule to the end is told by
+--schedule=cosine:warmup=STEPS,end=SHARE,steps=N (cosine, linear, constant, wsd with decay=STEPS).
+
 Without --once a new forecast follows every --every seconds until no run is left to watch. A run that says it is
 running while its process is gone is forecast once, and called dead since that time (dead_since in --json).
 

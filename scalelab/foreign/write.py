@@ -128,6 +128,7 @@ def _write_run(folder: pathlib.Path, converted: Converted, run: ForeignRun, dige
         records.write_json(draft / "config.json", converted.config)
         records.write_json(draft / "record.json", record)
         (draft / "metrics.jsonl").write_bytes(metrics_text(converted))
+        _copy_layers(run.files[0], draft)
         notes = "; ".join([converted.line, *converted.notes])
         records.write_event(draft, "imported", record["steps"], notes)
         if folder.exists():
@@ -136,6 +137,13 @@ def _write_run(folder: pathlib.Path, converted: Converted, run: ForeignRun, dige
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _copy_layers(log: pathlib.Path, draft: pathlib.Path) -> None:
+    """Copy the measures by layer of a run of ours that lost its config: layers.jsonl beside its metrics.jsonl."""
+    path = log.with_name("layers.jsonl")
+    if log.name == "metrics.jsonl" and path.is_file() and not path.is_symlink():
+        records.append_json_lines(draft / path.name, records.read_json_lines(path, records.LAYERS_SCHEMA))
 
 
 def _is_same(folder: pathlib.Path, record: Mapping[str, Any]) -> bool:
