@@ -131,7 +131,7 @@ LEVANTER = """\
 {"tracker": "json", "event": "log", "step": 1, "metrics": {"train/loss": 9.5, "optim/learning_rate": 0.001, "throughput/total_tokens": 8192, "grad/norm/total": 1.5}}
 {"tracker": "json", "event": "log", "step": 1, "metrics": {"eval/loss": 9.75, "eval/bpb": 1.2}}
 {"tracker": "json", "event": "summary", "summary": {"parameter_count": 123456}}
-"""  # noqa: E501 - as Levanter's JSON logger writes events (levanter/tracker/json_logger.py)
+"""  # noqa: E501 - as the JSON logger of stanford-crfm/levanter writes events
 
 
 def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
@@ -146,7 +146,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
 @pytest.mark.parametrize(
     ("text", "training", "evaluations"),
     [
-        (  # karpathy/nanoGPT train.py
+        (  # karpathy/nanoGPT
             "number of parameters: 10.65M\ntokens per iteration will be: 16,384\n"
             "step 0: train loss 4.2874, val loss 4.2823\niter 0: loss 4.2654, time 31.72ms, mfu -100.00%\n"
             "iter 10: loss 3.2455, time 12.00ms, mfu 12.30%\niter 20: loss 2.9999, time 12.00ms, mfu 12.30%\n"
@@ -154,7 +154,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
             {"train_loss": {0: 4.2654, 10: 3.2455, 20: 2.9999}},
             {0: 4.2823, 20: 3.05},
         ),
-        (  # KellerJordan/modded-nanogpt, train_gpt.py: its own source stands above
+        (  # KellerJordan/modded-nanogpt: its own source stands above
             "import torch\nprint(f'step:{step}/{n} val_loss:{v:.4f}')\n" + "=" * 100 + "\n"
             "step:0/1770 val_loss:10.8258 train_time:0ms step_avg:0.02ms\n"
             "step:1/1770 train_time:212ms step_avg:212.00ms\n"
@@ -162,7 +162,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
             {},
             {0: 10.8258, 125: 4.5726},
         ),
-        (  # huggingface/nanotron, trainer.py: human_format of counts
+        (  # huggingface/nanotron: counts with K and M
             "07/02/2024 13:21:09 [INFO|DP=0|PP=0|TP=0|x]: iteration: 1 / 500 | consumed_tokens: 262K "
             "| tokens_per_sec: 78.8K | global_batch_size: 512 | lm_loss: 10.7 | lr: 3e-05 | grad_norm: 5.5\n"
             "07/02/2024 13:21:19 [INFO|DP=0|PP=0|TP=0|x]: iteration: 10 / 500 | consumed_tokens: 2.62M "
@@ -171,7 +171,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
              "tokens": {1: 262e3, 10: 2.62e6}, "tokens_per_s": {1: 78.8e3, 10: 80e3}},
             {},
         ),
-        (  # pytorch/torchtitan, components/metrics.py, with its colours
+        (  # pytorch/torchtitan, with its colours
             "[rank0]:[titan] 2025-01-02 10:00:00,123 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1309  "
             "\x1b[38mgrad_norm:  1.5756  \x1b[34mmemory:  1.92GiB(2.42%)  \x1b[36mtps: 3,386  \x1b[39mmfu: 0.08%\n"
             "[rank0]:[titan] 2025-01-02 10:00:01,123 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.9  "
@@ -180,7 +180,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
              "tokens_per_s": {1: 3386, 10: 3400}},
             {},
         ),
-        (  # allenai/OLMo-core, train/callbacks/console_logger.py
+        (  # allenai/OLMo-core, its console logger
             "2025-01-02 10:00 olmo_core.train.callbacks.console_logger:125 INFO [step=1/100,epoch=1]\n"
             "    train/CE loss=11.2\n    optim/total grad norm=3.5\n    throughput/total tokens=4,194,304\n"
             "2025-01-02 10:01 olmo_core.train.callbacks.console_logger:125 INFO [step=2/100,epoch=1]\n"
@@ -188,7 +188,7 @@ def test_levanters_events_are_rows_and_what_is_said_once_is_config(tmp_path):
             {"train_loss": {1: 11.2, 2: 10.2}, "grad_norm": {1: 3.5, 2: 2.5}, "tokens": {1: 2**22, 2: 2**23}},
             {},
         ),
-        (  # karpathy/build-nanogpt, log/log.txt
+        (  # karpathy/build-nanogpt
             "0 val 10.9511\n0 hella 0.2463\n0 train 10.955029\n1 train 10.5\n2 train 9.5\n2 val 9.4\n",
             {"train_loss": {0: 10.955029, 1: 10.5, 2: 9.5}},
             {0: 10.9511, 2: 9.4},
