@@ -36,7 +36,7 @@ RUN_COLUMNS = ("name", "status", "N", "N_active", "D", "C", "train.steps", "opti
 
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON; exit codes in the module's docstring."""
-    parser = Parser("runs", __doc__, stored={"folders": {}})
+    parser = Parser("runs", __doc__, {"--columns": "--show"} if _names_shown(argv) else None, stored={"folders": {}})
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="the folder of a run, or of runs, also as runs/*/ (a sweep)"
     )
@@ -77,6 +77,11 @@ def main(argv: list[str]) -> int:
     for row in damaged:
         print_status(f"{row['name']} is damaged: {row['damage']}")
     return int(bool(damaged))
+
+
+def _names_shown(argv: Sequence[str]) -> bool:
+    """Whether --columns is given as --show was called before: names without FIELD=COLUMN, which is of others' runs."""
+    return any(each.partition("=")[0] == "--columns" and "=" not in each.partition("=")[2] for each in argv)
 
 
 def _print_by(options: Any) -> int:
