@@ -1,8 +1,8 @@
 """The two layers of a `.wandb` file, without the wandb package: records of a LevelDB log, and protobuf's wire format.
 
 LevelDB's log (google/leveldb, its page on the log format): blocks of 32 KiB; a record's piece has a checksum (4 bytes),
-its length (2) and its kind (whole, first, middle, last). W&B writes 7 bytes of its own before the first. A protobuf message is a list
-of (field number, value): protobuf.dev/programming-guides/encoding.
+its length (2) and its kind (whole, first, middle, last). W&B writes 7 bytes of its own before the first. A protobuf
+message is a list of (field number, value): protobuf.dev/programming-guides/encoding.
 """
 
 import pathlib
