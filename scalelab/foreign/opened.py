@@ -19,7 +19,7 @@ from scalelab.foreign.readers import configs, lines, tensorboard, text, trainer,
 from scalelab.foreign.write import Imported
 from scalelab.record import listing, records
 from scalelab.stores.urls import cache_root
-from scalelab.untrusted.paths import list_folders
+from scalelab.untrusted.paths import list_folders, path_below
 
 DONE_FILE = "source.json"
 SCHEMA = {"lines": [records.TEXT], "notes": [records.TEXT], "left_out": [records.TEXT], "single": records.TEXT}
@@ -87,7 +87,7 @@ def _read_done(place: pathlib.Path) -> Imported | None:
         return None
     try:
         content: dict[str, Any] = records.read_json(place / DONE_FILE, SCHEMA)
-        folder = place / content["single"]
+        folder = path_below(place, content["single"], str(place / DONE_FILE))
         return Imported(folder, listing.run_folders(folder), content["lines"], content["notes"], content["left_out"])
     except BadInput:
         return None

@@ -17,7 +17,7 @@ from scalelab.foreign.find import find_runs, read_found
 from scalelab.foreign.names import FIELDS
 from scalelab.foreign.run import ForeignRun
 from scalelab.record import records
-from scalelab.untrusted.files import open_file
+from scalelab.untrusted.files import open_file, replace_file
 from scalelab.untrusted.paths import refuse_link
 from scalelab.untrusted.text import as_utf8, printable
 
@@ -127,7 +127,7 @@ def _write_run(folder: pathlib.Path, converted: Converted, run: ForeignRun, dige
     try:
         records.write_json(draft / "config.json", converted.config)
         records.write_json(draft / "record.json", record)
-        (draft / "metrics.jsonl").write_bytes(metrics_text(converted))
+        replace_file(draft / "metrics.jsonl", metrics_text(converted))
         _copy_layers(run.files[0], draft)
         notes = "; ".join([converted.line, *converted.notes])
         records.write_event(draft, "imported", record["steps"], notes)
