@@ -55,7 +55,8 @@ def _open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) 
         setattr(options, name, each if isinstance(value, list) else each[0] if each else value)
     if text and not opened and not is_tables:
         raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
-    options.foreign = bool(opened)
+    if not is_tables:
+        options.foreign = bool(opened)
     if opened and is_tables and not kept:
         options.columns = rest
 
