@@ -1,6 +1,6 @@
 """W&B: an offline run's folder or `.wandb` file, and an export (history as JSON lines, CSV or parquet; config).
 
-Numbers of fields are those of the message `Record` in wandb.proto.wandb_internal_pb2 (wandb 0.31.0).
+Numbers of fields are those of the message Record in wandb.proto.wandb_internal_pb2 (wandb 0.31.0).
 """
 
 import pathlib
