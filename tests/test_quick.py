@@ -61,6 +61,7 @@ BY_ROOM = {
     "data": BY_COMMAND["prepare"],
     "diagnose": BY_COMMAND["diagnose"],
     "evaluate": BY_COMMAND["eval"],
+    "foreign": "commands/test_import_run.py::test_a_strangers_sweep_goes_through_every_verb",
     "hardware": BY_COMMAND["doctor"],
     "hf": BY_COMMAND["export"],
     "index": "index/test_alive.py::test_watch_says_that_a_run_is_dead_and_does_not_wait_for_it",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         verify_checkpoints,
         write_comparison,
     )
+    from scalelab.api.reading.foreign import ForeignRuns, import_runs, open_runs
     from scalelab.api.reading.judging import (
         Scored,
         Watched,
@@ -101,6 +102,7 @@ NAMES = {  # the functions and records of each file
     ),
     "reading.corpora": "DataShown DataStats Row data_show data_stats draw_data",
     "reading.diagnosing": "Diagnosed ReadBatch diagnose show_batch",
+    "reading.foreign": "ForeignRuns import_runs open_runs",
     "reading.judging": "Scored Watched draw_replay load_family_law noise replay score_forecasts watch",
     "reading.loaded": "load trust",
     "reading.models": "Evaluated Exported Imported Sampled evaluate export_hf import_hf sample",

@@ -104,6 +104,19 @@ def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
     return ANY_PATH._replace(read=copy)
 
 
+def _with_foreign(read: Callable[[Any], Any], with_files: bool) -> Callable[[Any], Any]:
+    """Read a path as `read` does; of runs that another program trained, the folder of runs made of them."""
+
+    def open_runs(value: Path) -> Path:
+        value = read(value)
+        from scalelab.foreign.opened import open_if_foreign  # here: its readers are for such runs only
+
+        opened = open_if_foreign(pathlib.Path(os.path.expanduser(value)), with_files=with_files)
+        return value if opened is None else str(opened.folder)
+
+    return open_runs
+
+
 def _work_path(value: str | os.PathLike[str]) -> pathlib.Path:
     return work_folder(os.fspath(value))
 
@@ -116,7 +129,9 @@ ANYTHING = Kind("anything", lambda _: True)
 TEXT = instance("a text", str)
 ANY_PATH = instance("a path", str, os.PathLike)
 PATH = ANY_PATH._replace(read=_local_path)
-STORED = stored()  # read, of an object store a copy
+# Read: of an object store a copy, of runs of other programs a folder of ours; a file is a table, or (RUNS) one's log.
+STORED = stored()._replace(read=_with_foreign(stored().read, with_files=False))
+RUNS = stored()._replace(read=_with_foreign(stored().read, with_files=True))
 FOLDER = ANY_PATH._replace(read=_plain_path)  # written, only here
 WORKDIR = ANY_PATH._replace(read=_work_path)  # written, also in an object store
 FLAG = instance("True or False", bool)

@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
     `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
+    `sources` opens runs of other programs that arguments name (`cli.foreign.add_sources`).
     `before` removes arguments that argparse can't name; `after` gets them with the parsed options.
     """
 
@@ -39,6 +40,7 @@ class Parser(argparse.ArgumentParser):
         stored: Mapping[str, Mapping[str, bool]] | None = None,
     ) -> None:
         self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
+        self.sources: Callable[[Any], None] = lambda options: None
         self.before: Callable[[Sequence[str]], tuple[Any, list[str]]] = lambda argv: (None, list(argv))
         self.after: Callable[[Any, Any], None] = lambda options, taken: None
         text, example = split_example(doc or "")
@@ -75,6 +77,7 @@ class Parser(argparse.ArgumentParser):
             file_path("--json", parsed.json)
         for name, value in vars(parsed).items():
             setattr(parsed, name, self._local(name, value))
+        self.sources(parsed)
         self.after(parsed, taken)
         return parsed
 

@@ -17,6 +17,7 @@ Exit code: 0 done (whether or not the runs differ), 2 bad input.
 from typing import Any
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.errors import quote_path
 
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
         help="also write a page with the curves of both (default: compare.html)",
     )
     add_trust_option(parser)
+    add_sources(parser, ("a", "b"))
     options = parser.parse_args(argv)
 
     comparison = api.compare(options.a, options.b)
@@ -145,6 +147,8 @@ def _floor(gap: dict[str, Any], floor: dict[str, Any]) -> list[str]:
 
 
 def _no_floor(comparison: dict[str, Any]) -> list[str]:
+    if comparison.get("imported", [False])[0]:
+        return ["  noise floor: unknown, as no run here equals A or B in all but its seed"]
     folder = comparison["a"].rstrip("/")
     return [
         "  noise floor: unknown, as no run here equals A or B in all but train.seed. Train some beside A: repeat",

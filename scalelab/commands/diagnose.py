@@ -18,8 +18,8 @@ folder that is deleted, and says with numbers whether it cures; a knob that does
 --accept names causes that are meant (much decay, an order on purpose), as the config key diagnose.accept does: they are
 listed as accepted and are not findings; nothing else is hidden.
 
-A run that was trained elsewhere is judged by what it has: a metrics.jsonl without a config, or a CSV file with the
-columns step, train_loss (or loss), and lr, grad_norm, val_loss, … if there are. What can't be judged by them is named.
+A run that another program trained (W&B, TensorBoard, transformers' Trainer, JSON lines, CSV, text logs;
+docs/foreign.md) is judged by what its logs have: loss, LR, gradient norm, … What can't be judged by them is named.
 
 Kinds of evidence: `test` (the cause itself was measured), `signature` (hardly anything else looks like it), `symptom`
 (other causes may look the same).
@@ -32,6 +32,7 @@ Exit code: 0 no cause found, or only accepted ones (and after --batch), 1 a caus
 from typing import TYPE_CHECKING
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
 from scalelab.cli.terminal import print_report
 from scalelab.diagnose.checks.knobs import assignments
@@ -47,9 +48,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Gather, judge and print; exit codes in the module's docstring."""
     parser = Parser("diagnose", __doc__)
-    parser.add_argument(
-        "run", metavar="RUN", help="the run's folder; or a metrics.jsonl or CSV of one trained elsewhere"
-    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder; or the logs of one that another program trained")
     parser.add_argument(
         "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
     )
@@ -64,6 +63,7 @@ def main(argv: list[str]) -> int:
         "--accept", action="append", default=[], metavar="CAUSE,…", help="causes that are meant: listed as accepted"
     )
     add_trust_option(parser)
+    add_sources(parser, ("run", "against"))
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import alive
@@ -35,7 +36,7 @@ RUN_COLUMNS = ("name", "status", "N", "N_active", "D", "C", "train.steps", "opti
 
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON; exit codes in the module's docstring."""
-    parser = Parser("runs", __doc__, {"--columns": "--show"}, stored={"folders": {}})
+    parser = Parser("runs", __doc__, {"--columns": "--show"} if _names_shown(argv) else None, stored={"folders": {}})
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="the folder of a run, or of runs, also as runs/*/ (a sweep)"
     )
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--by", metavar="KEY,KEY", help="one line per setting of these config keys: mean loss over seeds, and the best"
     )
+    add_sources(parser, ("folders",))
     options = parser.parse_args(argv)
     if options.by is not None:
         return _print_by(options)
@@ -75,6 +77,11 @@ def main(argv: list[str]) -> int:
     for row in damaged:
         print_status(f"{row['name']} is damaged: {row['damage']}")
     return int(bool(damaged))
+
+
+def _names_shown(argv: Sequence[str]) -> bool:
+    """Whether --columns is given as --show was called before: names without FIELD=COLUMN, which is of others' runs."""
+    return any(each.partition("=")[0] == "--columns" and "=" not in each.partition("=")[2] for each in argv)
 
 
 def _print_by(options: Any) -> int:

@@ -5,6 +5,9 @@ chance of divergence, the time left, and what stopping, decaying the learning ra
 siblings on the same data and schedule give the best forecast, else the law and the run's own curve do. Every forecast
 is kept in RUN/forecasts.jsonl; --score compares them with the end. The runs are only read.
 
+A run that another program trained (docs/foreign.md) is forecast from its logs; its schedule to the end is told by
+--schedule=cosine:warmup=STEPS,end=SHARE,steps=N (cosine, linear, constant, wsd with decay=STEPS).
+
 Without --once a new forecast follows every --every seconds until no run is left to watch. A run that says it is
 running while its process is gone is forecast once, and called dead since that time (dead_since in --json).
 
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
 from scalelab.index import alive
 
@@ -34,15 +38,21 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--once", action="store_true", help="print one forecast and end")
     parser.add_argument("--law", metavar="FILE", help="the family's law: a published one, or what `scalelab fit` wrote")
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME:…",
+        help="LR to the end of a run that another program trained: cosine:warmup=2000,end=0.1,steps=100000",
+    )
     parser.add_argument("--price", type=number_above_zero, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
+    add_sources(parser, ("folder",))
     options = parser.parse_args(argv)
     if options.score:
         return _score(api.score_forecasts(options.folder), options.json)
     law = options.law and api.load_family_law(options.law, note=print_status)
     while True:
-        seen = api.watch(options.folder, law=law, price=options.price, note=print_status)
+        seen = api.watch(options.folder, law=law, schedule=options.schedule, price=options.price, note=print_status)
         if options.json != "-":
             _print(seen.curves, seen.rows, options)
         for folder, since in seen.gone.items():

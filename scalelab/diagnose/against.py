@@ -26,9 +26,9 @@ def judge_against(run: Evidence, other: Evidence) -> tuple[list[Verdict], dict[s
 def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
     """Find micro-batches that were not averaged: equal losses, and a gradient norm a whole number of times as large."""
     ours, theirs = (each.rows[0] for each in (run, other))
-    k = int(run.values["train.accumulate"])
+    k = int(run.values.get("train.accumulate", 1))
     same_loss = abs(ours["train_loss"] - theirs["train_loss"]) <= SAME_LOSS * abs(theirs["train_loss"])
-    if ours["step"] != theirs["step"] or not same_loss or not theirs["grad_norm"] or k == 1:
+    if k == 1 or ours["step"] != theirs["step"] or not same_loss or not theirs["grad_norm"]:
         return None
     ratio = ours["grad_norm"] / theirs["grad_norm"]
     if abs(ratio / k - 1) > SAME_RATIO:

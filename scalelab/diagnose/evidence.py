@@ -162,6 +162,8 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     """Gather the evidence on a run's folder, without probes. BadInput if it is not a run, or is damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
+    if records.is_imported(records.read_record(folder)):
+        raise BadInput(f"{folder} holds logs of a run that another program trained, neither its data nor its weights")
     values, mistyped = _typed_values(records.flatten_keys(records.read_config(folder)))
     record, lines = records.read_record(folder), records.read_metrics(folder)
     data, no_data = _data(folder)

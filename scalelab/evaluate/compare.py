@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
 TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of time, which are not compared
+# ... and those of other programs, by their names.
+TIMING_NAMES = re.compile(r"runtime|per_sec|elapsed|(^|[_/ ])(time|tps|mfu|tflops)($|[_/ (])", re.IGNORECASE)
 ENVIRONMENT_KEYS = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
 
 
@@ -38,6 +41,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "environment": _differences(
             *(records.flatten_keys({k: r.get(k) for k in ENVIRONMENT_KEYS}) for r in both_records)
         ),
+        "imported": [records.is_imported(record) for record in both_records],
         "rewinds": [len(record.get("rewinds", {})) for record in both_records],
         "metrics": metrics,
         "weights": weights,
@@ -82,7 +86,7 @@ def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
 
 def _metric_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     differences = {}
-    for key in [key for key in a if key in b and key not in TIMING_KEYS]:
+    for key in [key for key in a if key in b and key not in TIMING_KEYS and not TIMING_NAMES.search(key)]:
         x, y = a[key], b[key]
         if x != y and not (x != x and y != y):
             finite = all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y))

@@ -88,8 +88,10 @@ def load_side(source: str) -> ComparisonSide:
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read a run's config by dotted keys; a key unknown to the run's older scalelab gets today's default."""
-    defaults = config_lib.default_values()
-    values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
+    stored = config_lib.leaves(ConfigDict(records.read_config(folder)))
+    if records.is_imported(records.read_record(folder)):  # what its source does not say is not known
+        return {SEED_KEY: None} | stored
+    values = config_lib.default_values() | stored
     return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # not a setting
 
 

@@ -89,6 +89,8 @@ def read_progress(folder: pathlib.Path) -> dict[str, Any]:
 
 def _make_progress(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     status = record.get("status", "waiting")
+    if records.is_imported(record):  # its logs were checked as they were written, and its last values kept
+        return {"status": status} | record.get("progress", {})
     values = jsonlines.last_values(folder / "metrics.jsonl", records.METRICS_SCHEMA, PROGRESS_KEYS)
     events = records.read_events(folder)
     return {"status": "failed" if events and events[-1]["kind"] == "failed" else status} | values

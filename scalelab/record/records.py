@@ -63,10 +63,12 @@ EVALUATION_SCHEMA = {
 }  # fmt: skip
 CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
 DAMAGED_STATUS = "damaged"  # status of an unreadable run among others
+IMPORTED = "imported"  # `provenance` of a run that another program trained: logs without weights (`foreign.write`)
 STOPPED_EARLY_STATUS = "stopped early"  # by a sweep's rule or eval.patience, before its planned end
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
+    "provenance?": TEXT, "source?": {}, "progress?": _NUMBERS_SCHEMA,
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "ended_by?": TEXT,
     "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
@@ -193,6 +195,11 @@ def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record
             raise
 
 
+def is_imported(record: Mapping[str, Any]) -> bool:
+    """Whether another program trained the run of this record."""
+    return record.get("provenance") == IMPORTED
+
+
 def read_size(folder: Folder) -> dict[str, Any]:
     """Read `N`, `tokens` and exact `flops` of a finished run. BadInput if its record lacks one."""
     record = read_sound_record(folder)
@@ -264,7 +271,7 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
     """Write one line into the run's logbook.
 
     `kind`: what happened (start, resume, skip, guard, rerun, stalled, diverged, failed, stopped, stopped_early, done),
-    where the run comes from (init_from, branch, back_to, fallback, forked, moved, taken_over, config_change,
+    where the run comes from (imported, init_from, branch, back_to, fallback, forked, moved, taken_over, config_change,
     code_change), a remark (chosen, no_effect, schedule, layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"

@@ -72,6 +72,8 @@ def functions(folder):
         "plan_sweep": (api.plan_sweep, {"sweep": config}),
         "evaluate": (api.evaluate, {"run": run}), "sample_run": (api.sample, {"run": run}),
         "export_hf": (api.export_hf, {"run": run, "out": work}), "import_hf": (api.import_hf, {"folder": run}),
+        "import_runs": (api.import_runs, {"source": work, "workdir": folder / "new"}),
+        "open_runs": (api.open_runs, {"source": work}),
         "note": (api.note, {"run": folder / "absent", "text": "seven"}),
         "compare": (api.compare, {"a": work, "b": run}),
         "write_comparison": (api.write_comparison, {"comparison": {}, "html": work}),

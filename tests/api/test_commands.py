@@ -45,6 +45,7 @@ CHOOSES = {
     ("checkpoint", "action"): "list_checkpoints", ("compare", "html"): "write_comparison",
     ("diagnose", "batch"): "show_batch",
     ("export", "format"): "export_hf", ("import", "format"): "import_hf", ("replay", "plot"): "draw_replay",
+    **{(name, "columns"): "open_runs" for name in ("runs", "compare", "diagnose", "report", "watch")},
     ("runs", "by"): "answer", ("watch", "score"): "score_forecasts",
     ("plan", "stability"): "forecast_stability",
     ("plan", "calibrate"): "calibrate", ("plan", "measure"): "measure", ("plan", "single_gpu"): "single_gpu",

@@ -34,7 +34,8 @@ def test_a_table_of_losses_is_judged_by_what_it_has(tmp_path, capsys):
     assert "the loss is 7.03 in steps 250 to 252, after 3.04" in found["verdicts"][0]["evidence"]
     course, settings = (found["lines"][name] for name in ("course", "settings"))
     assert "spikes of the loss" in course["judged"] and "a loss that rises for good" in course["judged"]
-    assert "the run has no config" in [gap["missing"] for gap in settings["not_judged"]] and not settings["judged"]
+    assert settings["judged"] == ["LR, by what the loss does"]
+    assert [gap["missing"] for gap in settings["not_judged"]] == ["no line with update_norm and param_norm"]
 
 
 def test_metrics_without_a_config_are_judged(tmp_path, capsys):
@@ -50,17 +51,19 @@ def test_metrics_without_a_config_are_judged(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("step,loss\n1,2.0\nx,3.0\n", "line 3 has a value that is not a number"),
-        ("it,loss\n1,2.0\n", "line 2 has no step; its columns are named step, train_loss"),
+        ("step,loss\n1,2.0\n2,x\n", "has no line with a step and a train_loss"),
         ("step,perplexity\n1,2.0\n", "has no line with a step and a train_loss"),
-        ("", "has no line with a step and a train_loss"),
+        ("", "is empty"),
+        ("a,b\nx,y\n", "has no column of numbers"),
     ],
 )
 def test_a_table_that_is_none_is_one_line_and_2(tmp_path, capsys, content, words):
     (tmp_path / "theirs.csv").write_text(content)
     assert main(["diagnose", str(tmp_path / "theirs.csv")]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
+    *told, error = capsys.readouterr().err.splitlines()
+    assert words in error and all(line.startswith(("theirs: read as CSV: ", "note: theirs: ")) for line in told)
+    if content.endswith("x\n"):
+        assert any("'loss' holds 'x', which is not a number" in line for line in told)
     (tmp_path / "theirs.csv").write_text("step,loss\n1,2.0\n")
     assert main(["diagnose", str(tmp_path / "theirs.csv"), "--live"]) == 2
     assert "--live needs the run's data: the run has no config" in capsys.readouterr().err

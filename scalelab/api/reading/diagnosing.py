@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from scalelab.api.arguments import Facts, Path, check_arguments
+from scalelab.api.arguments import RUNS, Facts, Path, check_arguments, optional
 from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.diagnose.against import judge_against
 from scalelab.diagnose.batch import Sequence as ReadSequence
@@ -31,7 +31,7 @@ class Diagnosed(NamedTuple):
     trials: Mapping[str, Trial] = MappingProxyType({})
 
 
-@check_arguments()
+@check_arguments(run=RUNS, against=optional(RUNS))
 def diagnose(
     run: Path,
     *,
@@ -54,7 +54,7 @@ def diagnose(
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
-        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
+        verdicts, comparison = judge_against(evidence, open_evidence(pathlib.Path(against)))
         diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     trials: Mapping[str, Trial] = {}
     if try_knobs:

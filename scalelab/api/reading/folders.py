@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from scalelab.api.arguments import (
     ANY_PATH,
     POSITIVE,
-    STORED,
+    RUNS,
     Facts,
     Path,
     check_arguments,
@@ -53,7 +53,7 @@ def note(run: Path, text: str) -> Noted:
     return Noted(str(folder), step, text)
 
 
-@check_arguments(a=ANY_PATH, b=ANY_PATH)
+@check_arguments(a=RUNS, b=RUNS)
 def compare(a: Path, b: Path) -> Facts:
     """Compare two runs, or two folders of runs that differ in train.seed only (`scalelab compare --json`)."""
     from scalelab.evaluate.compare import compare_runs
@@ -71,7 +71,7 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
     return several_lib.write_comparison(pathlib.Path(html), comparison, list(lines))
 
 
-@check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
+@check_arguments(folders=several(RUNS), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
     folders: Path | Sequence[Path],
     *,

@@ -14,6 +14,7 @@ from scalelab.api.arguments import (
     FUNCTION,
     PATH,
     POSITIVE,
+    RUNS,
     Facts,
     Path,
     check_arguments,
@@ -30,6 +31,7 @@ from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
 from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.diagnose.watch.forecast import forecast_run
+from scalelab.diagnose.watch.foreign import read_foreign_curve, refuse_unknown_schedule
 from scalelab.diagnose.watch.score import FORECASTS_FILE, keep_forecast, score_run, summarise_scores
 from scalelab.diagnose.watch.stop import describe_facts
 from scalelab.errors import BadInput
@@ -141,28 +143,31 @@ class Watched:
     is_live: bool
 
 
-@check_arguments(law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
+@check_arguments(folder=RUNS, law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
 def watch(
     folder: Path,
     *,
     law: Path | FamilyLaw | None = None,
+    schedule: str | None = None,
     price: float | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> Watched:
     """Forecast the final loss of a run, or of every unfinished run of a folder, once (`scalelab watch --once`).
 
     Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
-    of N and D; `price`: of a device-hour; `note` gets lines on what is left out.
+    of N and D; `schedule`: of a run that another program trained (`cosine:warmup=2000,end=0.1,steps=100000`);
+    `price`: of a device-hour; `note` gets lines on what is left out.
     """
     folders = listing.run_folders(folder)
     family = load_family_law(law, note) if isinstance(law, str | os.PathLike) else law
-    siblings = _read_siblings(folders, note)
+    siblings = _read_siblings(folders, note, schedule)
     curves = {curve.folder: curve for curve in siblings}
     watched = [curve for curve in siblings if curve.folder in folders and curve.status in WATCHED]
     gone = {run.folder: alive.dead_since(run.folder) for run in watched if run.status == alive.DEAD_STATUS}
     forecasts: dict[str, Forecast] = {}
     for run in watched:
         try:
+            refuse_unknown_schedule(run)
             forecasts[run.name] = forecast_run(run, siblings, family, price)
         except BadInput as refusal:
             if len(folders) == 1:
@@ -195,14 +200,22 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
     return lambda N, D: float(book.loss(N, D)[0])
 
 
-def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> list[Curve]:
+def _read_siblings(
+    folders: Collection[pathlib.Path], note: Callable[[str], None], schedule: str | None = None
+) -> list[Curve]:
     """Read the watched runs and the runs beside them; only a watched run needs its schedule to the end."""
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
     beside = runs if len(runs) > 1 else _list_beside(runs[0])
     curves = []
     for folder in beside:
         try:
-            status = records.read_record(folder).get("status", "starting")
+            record = records.read_record(folder)
+            if records.is_imported(record):
+                curves.append(read_foreign_curve(folder, ahead=folder in runs, schedule=schedule))
+                continue
+            if schedule and folder in runs:
+                raise BadInput(f"--schedule={schedule}: {folder.name} has its schedule in its config")
+            status = record.get("status", "starting")
             curve = read_curve(folder, ahead=status in LIVE)
             is_dead = status in alive.UNFINISHED_STATUSES and alive.dead_since(folder)
             curves.append(dataclasses.replace(curve, status=alive.DEAD_STATUS) if is_dead else curve)
@@ -226,7 +239,7 @@ class Scored(NamedTuple):
     total: Facts
 
 
-@check_arguments()
+@check_arguments(folder=RUNS)
 def score_forecasts(folder: Path) -> Scored:
     """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.arguments import STORED, check_arguments, several
+from scalelab.api.arguments import RUNS, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
 from scalelab.laws.read.readers import arrow_table
@@ -34,7 +34,7 @@ class Rows(list[dict[str, Any]]):
         return self.to_arrow().to_pandas()
 
 
-@check_arguments(sources=several(STORED))
+@check_arguments(sources=several(RUNS))
 def runs(sources: Source | Sequence[Source]) -> Rows:
     """Read a row per run, as `scalelab runs`: of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
 
@@ -63,7 +63,7 @@ def _holds_runs(folder: pathlib.Path) -> bool:
         return False
 
 
-@check_arguments(run=STORED)
+@check_arguments(run=RUNS)
 def metrics(run: Source) -> Rows:
     """Read the lines of a run's metrics.jsonl in order: training lines, and evaluations' lines with `val_loss`."""
     folder = pathlib.Path(os.path.expanduser(run))

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalelab.api.arguments import FOLDER, STORED, WORKDIR, Facts, check_arguments, list_paths, several
+from scalelab.api.arguments import FOLDER, RUNS, WORKDIR, Facts, check_arguments, list_paths, several
 from scalelab.api.door import Path, Progress, silent
 from scalelab.errors import BadInput
 from scalelab.stores import mirror
@@ -84,7 +84,7 @@ def _followed(workdir: Path) -> Iterator[pathlib.Path]:
         yield place
 
 
-@check_arguments(sources=several(STORED))
+@check_arguments(sources=several(RUNS))
 def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "SweepAnswer":
     """Find the best setting over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
 

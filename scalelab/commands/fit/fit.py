@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path, whole_number
 from scalelab.commands.fit.options import CURVES, known_laws, law_docs, refuse_idle
 from scalelab.numbers.written import parse_count
@@ -64,6 +65,7 @@ def _parser() -> Parser:
     _groups(parser.add_argument_group("several groups").add_argument)
     _uses(parser.add_argument_group("what follows from it").add_argument)
     _accuracy(parser.add_argument_group("from size over a task's loss to its accuracy").add_argument)
+    add_sources(parser, ("sources",), files=False)
     _curves(parser.add_argument_group("curves within a run (--law=annealing, --law=multi_power)").add_argument)
     return parser
 

@@ -109,7 +109,7 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
         record.get("mesh", {}).get("devices", 1), str(record.get("device", "")),
         (data.get("source"), data.get("tokenizer"), data.get("fingerprint"), config.model.vocab_size),
         math.log(config.model.vocab_size), np.array([line["step"] for line in rows], int),
-        {name: _column(rows, name) for name in SIGNALS}, scored, records.read_events(folder),
+        {name: read_column(rows, name) for name in SIGNALS}, scored, records.read_events(folder),
         record.get("val_loss") if done else None, _schedule(config, n_steps) if ahead else np.zeros(0),
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _count_active(record: Mapping[str, Any]) -> int:
     return params.get("active", params.get("total", 0))
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def read_column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     """Column of a logged value [n], nan where it is missing or null."""
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
 

@@ -52,6 +52,11 @@ def question_values(columns: Columns, target: ArrayLike, target_name: str, flops
     return [Finding("units", text) for text in texts]
 
 
+def question_target(loss: ArrayLike) -> list[Finding]:
+    """Question losses [n] by their values: a perplexity, bits per byte or an accuracy look like none."""
+    return [Finding("units", text) for text in _question_loss(np.asarray(loss, float))]
+
+
 def question_labels(columns: Mapping[str, str]) -> list[Finding]:
     """Question a loss by its column's name: `columns` is {field: column}, as --columns writes it."""
     name = columns.get("loss", "")

@@ -78,6 +78,8 @@ def _examine(
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]], str]:
     """(the folder's record or {}, what changed since its config was written, a note where it is taken over or "")."""
     record = records.read_record(folder) | ({"status": "running"} if goes_back else {})
+    if records.is_imported(record):
+        raise BadInput(f"{folder} holds logs of a run that another program trained, no weights: use another --workdir")
     if not has_ended(record, config):
         check_trackers(config.log)
     if not (folder / "config.json").exists():

@@ -1,0 +1,126 @@
+"""Runs of other programs as arguments of commands: opened before the work, with a line on what was taken for what."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import api
+from scalelab.cli.parser import Parser, print_status
+from scalelab.errors import BadInput
+
+MOST_LINES = 4  # runs whose columns are told one by one
+MOST_NOTES = 6
+HELP = "of runs that another program trained: which of their columns is what, where names don't tell"
+EXAMPLE = "N=124M,val_loss=eval/c4/loss"
+
+
+def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> None:
+    """Let these arguments name runs of other programs too; adds --columns where the command has none.
+
+    `files`: a file is a run's log; False where a file is a table of runs.
+    """
+    has_columns = any("--columns" in action.option_strings for action in parser._actions)
+    if not has_columns:
+        parser.add_argument("--columns", metavar="FIELD=COLUMN,…", help=f"{HELP}: {EXAMPLE}")
+    parser.sources = lambda options: _open_all(options, names, files, has_columns)
+
+
+def parse_fields(text: str | None) -> dict[str, str]:
+    """Parse --columns for runs into {field: column}. BadInput for what is not FIELD=COLUMN."""
+    fields: dict[str, str] = {}
+    for part in (text or "").split(",") if text else []:
+        field, equals, column = (side.strip() for side in part.partition("="))
+        if not equals or not column:
+            raise BadInput(f"--columns: {part!r} is not FIELD=COLUMN, such as {EXAMPLE} (a table's columns: --show)")
+        if field in fields:
+            raise BadInput(f"--columns names {field} twice: {fields[field]!r} and {column!r}")
+        fields[field] = column
+    return fields
+
+
+def _open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
+    """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
+    text, opened, kept = options.columns, 0, 0
+    if text and is_tables and any(os.path.isdir(each) for name in names for each in getattr(options, name)):
+        text, rest = _split_fields(text)
+    else:
+        rest = None
+    for name in names:
+        value = getattr(options, name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        folders = [_open(each, text, files) for each in values]
+        opened += sum(folder is not None for folder in folders)
+        kept += sum(folder is None for folder in folders)
+        each = [path if folder is None else folder for path, folder in zip(values, folders, strict=True)]
+        setattr(options, name, each if isinstance(value, list) else each[0] if each else value)
+    if text and not opened and not is_tables:
+        raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
+    if not is_tables:
+        options.foreign = bool(opened)
+    if opened and is_tables and not kept:
+        options.columns = rest
+
+
+def _split_fields(text: str) -> tuple[str | None, str | None]:
+    """(--columns of what runs log, --columns of other fields of a law), None for an empty one."""
+    from scalelab.foreign.write import ALL_FIELDS  # here: only such runs need the readers
+
+    parts = text.split(",")
+    logged = [part for part in parts if part.partition("=")[0].strip() in ALL_FIELDS]
+    others = [part for part in parts if part not in logged]
+    return ",".join(logged) or None, ",".join(others) or None
+
+
+def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
+    """The folder of a source's runs, with lines on standard error; None for a path that is none."""
+    if not os.path.exists(path) or (os.path.isfile(path) and not files):
+        return None
+    if _is_own(os.fspath(path)):
+        return None
+    runs = api.open_runs(path, columns=parse_fields(text), progress=_show_progress)
+    if runs.lines:
+        tell_runs(runs.lines, runs.notes, runs.left_out)
+        return runs.folder
+    return None
+
+
+def _is_own(path: str) -> bool:
+    """Whether a folder is plainly a run of ours, so that nothing is read to find out."""
+    return os.path.exists(os.path.join(path, "record.json"))
+
+
+def _show_progress(name: str, number: int, total: int) -> None:
+    if total >= 100 and number % 100 == 0:
+        print_status(f"read {number} of {total} runs")
+
+
+def tell_runs(lines: Sequence[str], notes: Sequence[str], left_out: Sequence[str]) -> None:
+    """Print what was taken for what of some runs: of many alike, once."""
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, what = line.partition(": ")
+        alike.setdefault(what, []).append(name)
+    for what, of in list(alike.items())[:MOST_LINES]:
+        print_status(f"{_name_some(of)}: {what}")
+    if len(alike) > MOST_LINES:
+        print_status(f"{len(alike) - MOST_LINES} more kinds of runs: `source` in each record.json has theirs")
+    _tell_notes(notes)
+    for reason in left_out[:MOST_NOTES]:
+        print_status(f"left out: {reason}")
+    if len(left_out) > MOST_NOTES:
+        print_status(f"left out: {len(left_out) - MOST_NOTES} more")
+
+
+def _tell_notes(notes: Sequence[str]) -> None:
+    alike: dict[str, list[str]] = {}
+    for note in notes:
+        name, _, what = note.partition(": ")
+        alike.setdefault(what, []).append(name)
+    for what, of in list(alike.items())[:MOST_NOTES]:
+        print_status(f"note: {_name_some(of)}: {what}")
+    if len(alike) > MOST_NOTES:
+        print_status(f"note: {len(alike) - MOST_NOTES} more in the runs' record.json")
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} runs ({names[0]}, …)"

@@ -1,0 +1,205 @@
+"""Find the runs in a source: a file, one run's folder, or a folder of many; the format by names and first bytes."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.foreign.readers import configs, lines, tensorboard, text, trainer, wandb, wire
+from scalelab.foreign.run import ForeignRun, constant_values
+from scalelab.laws.read.groups import SHARED_NAMES, names_run
+from scalelab.untrusted.files import open_file
+from scalelab.untrusted.paths import list_folders
+
+MOST_FOLDERS = 50_000
+MOST_DEPTH = 6
+SEARCHED_BYTES = 2**22
+TEXT_SUFFIXES = (".log", ".txt", ".out")
+NOT_LOGS = (
+    "requirements.txt",
+    "readme.txt",
+    "license.txt",
+    "output.log",
+    "debug.log",
+    "debug-internal.log",
+    "diff.patch",
+)
+PARTS = frozenset(("train", "training", "validation", "val", "eval", "test"))  # folders of one run's event files
+LOG_STEMS = ("metrics", "history", "tracker_metrics", "log", "train", "training", "main", "logs", "metrics_history")
+FORMATS = (
+    "a W&B run folder, .wandb file or export, TensorBoard event files, a trainer_state.json, a .csv, .tsv, .jsonl or "
+    ".parquet of steps, or a text log with lines such as `step 10: loss 3.2`"
+)
+
+
+class Found(NamedTuple):
+    """A run of a source before it is read: its name, its files, and the function that reads it."""
+
+    name: str
+    files: Sequence[pathlib.Path]
+    read: Callable[[], ForeignRun]
+
+
+def find_runs(source: pathlib.Path) -> list[Found]:
+    """Find the runs of a source, in order of names. BadInput if there is none."""
+    if not source.exists():
+        raise BadInput(f"no file or folder {str(source)!r}")
+    if source.is_file():
+        found = _find_file(source)
+        if found is None:
+            raise BadInput(f"{str(source)!r} is not a log of a run; read are {FORMATS}")
+        return [found]
+    runs = list(_walk(source, source, 0, [0]))
+    if not runs:
+        raise BadInput(f"{str(source)!r} holds no run of a known format; read are {FORMATS}")
+    return runs
+
+
+def read_found(found: Found) -> list[ForeignRun]:
+    """Read a run, or the runs of a table that has a column of their names. BadInput as its reader."""
+    run = found.read()
+    column = next((name for name, cells in run.texts.items() if _tells_runs(name, cells)), None)
+    if column is None:
+        return [dataclasses.replace(run, name=found.name)]
+    cells = np.array([str(cell or "") for cell in run.texts[column]])
+    parts = [run.at_rows(np.flatnonzero(cells == name), name) for name in dict.fromkeys(cells.tolist()) if name]
+    form = f"{run.form}, {len(parts)} runs by {column!r}"
+    runs = []
+    for part in parts:
+        texts = {name: each for name, each in part.texts.items() if name != column}
+        config = {**part.config, **constant_values(part.columns, texts)}
+        runs.append(dataclasses.replace(part, form=form, config=config, texts=texts))
+    return runs
+
+
+def _tells_runs(name: str, cells: Sequence[object]) -> bool:
+    """Whether a column of texts names the run of each row: by its name, or as a model's where rows share names."""
+    n_labels = len({*map(str, cells)})
+    return n_labels > 1 and (names_run(name) or (names_run(name, SHARED_NAMES) and n_labels < len(cells)))
+
+
+def _walk(folder: pathlib.Path, root: pathlib.Path, depth: int, seen: list[int]) -> Iterator[Found]:
+    """Yield the runs of a folder: itself if it is one, else its log files, and those of the folders in it."""
+    seen[0] += 1
+    if seen[0] > MOST_FOLDERS:
+        raise BadInput(f"{str(root)!r} has more than {MOST_FOLDERS:,} folders: name one of runs")
+    one = _find_folder(folder)
+    if one is not None:
+        name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
+        yield one._replace(name=name if one.name == folder.name else one.name if folder == root else f"{name}")
+        return
+    prefix = folder.relative_to(root).as_posix() + "/" if folder != root else ""
+    for path in files_in(folder):
+        each = _find_file(path)
+        if each is not None:
+            yield each._replace(name=prefix + each.name)
+    if depth < MOST_DEPTH:
+        for name in list_folders(folder)[0]:
+            if not name.startswith("."):
+                yield from _walk(folder / name, root, depth + 1, seen)
+
+
+def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The regular files of a folder that are no links, in order of names; [] if it can't be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    except OSError:
+        return []
+    return [folder / name for name in names]
+
+
+def _find_folder(folder: pathlib.Path) -> Found | None:
+    """The run that a folder is; None for a folder that is not one run's."""
+    files = files_in(folder)
+    names = {path.name: path for path in files}
+    offline = [path for path in files if path.suffix == ".wandb"]
+    if len(offline) == 1:
+        return Found(folder.name, offline, lambda: wandb.read_wandb_file(offline[0]))
+    history = [path for path in files if path.suffix in lines.SUFFIXES and "history" in path.name.lower()]
+    is_export = wandb.SUMMARY_FILE in names or (folder / wandb.FILES_FOLDER / wandb.SUMMARY_FILE).is_file()
+    if is_export or (history and wandb.CONFIG_FILE in names):
+        history = history or [path for path in files if path.suffix in lines.SUFFIXES]
+        return Found(folder.name, files, lambda: wandb.read_export(folder, history))
+    states = [names[trainer.STATE_FILE]] if trainer.STATE_FILE in names else _checkpoint_states(folder)
+    if states:
+        return Found(folder.name, states, lambda: trainer.read_trainer_state(states[-1]))
+    events = [path for path in files if tensorboard.is_event_file(path)] or _events_of_parts(folder)
+    if events:
+        return _with_config(Found(folder.name, events, lambda: tensorboard.read_events(folder, events)), folder)
+    logs = [path for path in files if path.suffix in lines.SUFFIXES and path.stem.lower() in LOG_STEMS]
+    if len(logs) == 1:
+        return _with_config(Found(folder.name, logs, lambda: lines.read_lines(logs[0])), folder)
+    texts = [path for path in files if path.suffix in TEXT_SUFFIXES and path.stem.lower() in LOG_STEMS]
+    if not logs and len(texts) == 1 and _is_text_log(texts[0]):
+        return _with_config(Found(folder.name, texts, lambda: text.read_text_log(texts[0])), folder)
+    return None
+
+
+def _checkpoint_states(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The trainer_state.json of a folder's checkpoints, the last step last."""
+    names = [name for name in list_folders(folder)[0] if name.startswith("checkpoint-") and name[11:].isdecimal()]
+    states = [folder / name / trainer.STATE_FILE for name in sorted(names, key=lambda name: int(name[11:]))]
+    return [path for path in states if path.is_file() and not path.is_symlink()]
+
+
+def _events_of_parts(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Event files of a run that writes training and validation into a folder each, as Keras does."""
+    below = list_folders(folder)[0]
+    if not below or not {*below} <= PARTS:
+        return []
+    return [path for name in below for path in files_in(folder / name) if tensorboard.is_event_file(path)]
+
+
+def _find_file(path: pathlib.Path) -> Found | None:
+    """The run that a file is; None for a file that is no log."""
+    if path.name == trainer.STATE_FILE:
+        return Found(path.parent.name or path.stem, [path], lambda: trainer.read_trainer_state(path))
+    if path.suffix == ".wandb" or _starts_with(path, wire.HEADER):
+        return Found(path.stem, [path], lambda: wandb.read_wandb_file(path))
+    if tensorboard.is_event_file(path):
+        return Found(path.parent.resolve().name, [path], lambda: tensorboard.read_events(path.parent, [path]))
+    if path.suffix in lines.SUFFIXES and path.name not in NOT_LOGS:
+        return Found(path.stem, [path], lambda: lines.read_lines(path))
+    if path.suffix in TEXT_SUFFIXES and path.name.lower() not in NOT_LOGS and _is_text_log(path):
+        return Found(path.stem, [path], lambda: text.read_text_log(path))
+    return None
+
+
+def _with_config(found: Found, folder: pathlib.Path) -> Found:
+    """The run with the config files beside its log."""
+
+    def read() -> ForeignRun:
+        run = found.read()
+        values, model, files, notes = configs.read_beside(folder)
+        return dataclasses.replace(
+            run,
+            config=values | dict(run.config),
+            files=[*run.files, *files],
+            hf_config=model,
+            notes=(*run.notes, *notes),
+        )
+
+    return found._replace(read=read)
+
+
+def _starts_with(path: pathlib.Path, mark: bytes) -> bool:
+    try:
+        with open_file(path) as file:
+            return file.read(len(mark)) == mark
+    except (BadInput, OSError):
+        return False
+
+
+def _is_text_log(path: pathlib.Path) -> bool:
+    """Whether a file's first MiBs hold lines of values: some logs begin with the program's source."""
+    try:
+        with open_file(path) as file:
+            start = file.read(SEARCHED_BYTES)
+    except (BadInput, OSError):
+        return False
+    return b"\0" not in start[:4096] and len(text.parse_lines(start.decode(errors="replace"))[0]) >= text.FEWEST_LINES

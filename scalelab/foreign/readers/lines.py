@@ -1,0 +1,134 @@
+"""Logs of one row a step: JSON lines of any names, CSV, TSV and parquet; flat or nested.
+
+Trackers that write events (`{"event": "log", "step": …, "metrics": {…}}`, as Levanter's JSON logger) are read as rows,
+and what an event says once (hparams, config, summary) as config.
+"""
+
+import io
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.foreign.run import (
+    Column,
+    ForeignRun,
+    column_of_cells,
+    columns_of_rows,
+    config_values,
+    flatten_values,
+)
+from scalelab.laws.read.readers import read_raw_rows, shorten_text
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_bytes
+
+MOST_LOG_BYTES = 2**30
+MOST_COLUMNS = 2000
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+ONCE = ("config", "hparams", "hyperparameters", "args", "summary")  # keys of objects that a log holds once
+
+
+def read_lines(path: pathlib.Path) -> ForeignRun:
+    """Read a log of rows. BadInput for a file that is none."""
+    if path.name.endswith((".jsonl", ".ndjson")):
+        columns, texts, config = _read_json_lines(path)
+        form = "JSON lines"
+    else:
+        rows = read_raw_rows(path)
+        (columns, texts), config = columns_of_rows(rows), {}
+        form = path.name.rpartition(".")[2].upper() if path.suffix != ".parquet" else "parquet"
+    if not columns:
+        raise BadInput(f"{str(path)!r} has no column of numbers")
+    return ForeignRun(path.stem, form, [path], columns, config, texts)
+
+
+def _read_json_lines(path: pathlib.Path) -> tuple[dict[str, Column], dict[str, list[Any]], dict[str, Any]]:
+    """(columns, texts, config) of a file of objects: by pyarrow, or line by line where it is not strict JSON."""
+    data = read_bytes(path, MOST_LOG_BYTES, follow=True)
+    if not data.strip():
+        raise BadInput(f"{str(path)!r} is empty")
+    fast = _read_by_arrow(data)
+    if fast is not None:
+        return *fast, {}
+    rows, config = list[dict[str, Any]](), dict[str, Any]()
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if number == len(lines):  # torn by a crash: a line without its end
+                continue
+            raise BadInput(f"{str(path)!r}, line {number} is not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise BadInput(f"{str(path)!r}, line {number} is {shorten_text(row)}, not an object of keys and values")
+        for key in [key for key in row if key in ONCE and isinstance(row[key], Mapping)]:
+            content = row.pop(key)
+            config |= config_values(content)
+            if key == "summary":  # last values; a file of a summary alone has no other line
+                row.update(dict(flatten_values(content)))
+        if isinstance(row.get("metrics"), Mapping):  # of an event: metrics stand under their own names
+            row |= row.pop("metrics")
+        flat = dict(flatten_values(row))
+        if len(flat) > MOST_COLUMNS:
+            raise BadInput(f"{str(path)!r}, line {number} has {len(flat):,} values; at most {MOST_COLUMNS:,} are read")
+        rows.append(flat)
+    return *columns_of_rows(rows), config
+
+
+def _read_by_arrow(data: bytes) -> tuple[dict[str, Column], dict[str, list[Any]]] | None:
+    """Read plain JSON lines of numbers and texts; None for what needs a look at each line."""
+    from pyarrow import ArrowInvalid, compute, json, types  # imported for logs of this kind only
+
+    try:
+        table = json.read_json(io.BytesIO(data), json.ReadOptions(use_threads=False, block_size=2**24))
+    except (ArrowInvalid, UnicodeDecodeError):  # nan and inf are not JSON, kinds of one column may differ
+        return None
+    if table.num_columns > MOST_COLUMNS or any(name in ONCE for name in table.column_names):
+        return None
+    columns, texts = dict[str, Column](), dict[str, list[Any]]()
+    for name, chunks in zip(table.column_names, table.columns, strict=True):
+        kind = chunks.type
+        if types.is_integer(kind) or types.is_floating(kind):
+            present = np.asarray(compute.is_valid(chunks))
+            values = np.array(compute.cast(chunks, "float64", safe=False).to_numpy(zero_copy_only=False), float)
+            columns[name] = Column(values, present)
+        elif types.is_struct(kind) or types.is_list(kind):
+            return None
+        elif not types.is_null(kind):
+            cells = [
+                value if value is None or isinstance(value, bool | str) else str(value) for value in chunks.to_pylist()
+            ]
+            as_numbers = column_of_cells(cells)
+            if as_numbers is None:
+                texts[name] = cells
+            elif as_numbers.present.any():
+                columns[name] = as_numbers
+    return columns, texts
+
+
+def is_summary_alone(columns: Mapping[str, Column]) -> bool:
+    """Whether the columns have one row only: final values without a course."""
+    return len(next(iter(columns.values())).values) == 1 if columns else False
+
+
+def last_value(column: Column) -> float:
+    """The last logged value; nan without one."""
+    logged = column.logged()
+    return float(logged[-1]) if len(logged) else math.nan
+
+
+def join_columns(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
+    """Put the rows of several logs one after the other, as of a run that was started again."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    lengths = [len(next(iter(part.values())).values) if part else 0 for part in parts]
+    joined = {}
+    for name in names:
+        gaps = [Column(np.full(n, math.nan), np.zeros(n, bool)) for n in lengths]
+        each = [part.get(name, gap) for part, gap in zip(parts, gaps, strict=True)]
+        joined[name] = Column(np.concatenate([c.values for c in each]), np.concatenate([c.present for c in each]))
+    return joined

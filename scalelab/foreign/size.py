@@ -1,0 +1,90 @@
+"""N of a run that others trained: from its model's config.json, from a value that names it, or as the user says."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.foreign.run import ForeignRun, constant_values
+from scalelab.hf import FORMATS
+from scalelab.hf.formats import from_hf_config
+from scalelab.laws.read.columns import USUAL_NAMES, plain_name, split_conversion, unit_factor, without_prefix
+from scalelab.laws.read.units import SIZES
+from scalelab.numbers.written import parse_count
+from scalelab.record.soundness.size import count_parameters
+
+PLAIN_NAMES = frozenset(map(plain_name, [*USUAL_NAMES["N"].split(), "throughput_parameter_count", "n_total_params"]))
+ACTIVE = frozenset(map(plain_name, SIZES["active"].split()))
+
+
+class Size(NamedTuple):
+    """`params`: counts by convention, {} if unknown; `model`: values of config.model; `origin`: where N is from."""
+
+    params: dict[str, int]
+    model: dict[str, Any]
+    origin: str
+
+
+def find_size(run: ForeignRun, given: str | None) -> Size:
+    """Find N: `given` (a count, or the name of a value, perhaps converted), else the model's config, else a value.
+
+    BadInput for a `given` one that is neither.
+    """
+    values = {**run.config, **constant_values(run.columns, run.texts)}
+    model, counted, note = _from_model(run.hf_config)
+    if given is not None:
+        return Size(_given_size(given, values, run.name), model, given)
+    if counted:
+        return Size(counted, model, f"config.json of {run.hf_config['model_type']}")  # type: ignore[index]
+    named = {key: value for key, value in values.items() if _names_n(key) and _is_count(value)}
+    sizes = {round(value * unit_factor(key, "N")) for key, value in named.items()}
+    if len(sizes) == 1:
+        return Size({"total": sizes.pop()}, model, next(iter(named)))
+    totals = {key: value for key, value in named.items() if plain_name(without_prefix(key)) not in ACTIVE}
+    if len({*totals.values()}) == 1 and len(named) > len(totals):
+        active = {*named.values()} - {*totals.values()}
+        counts = {"total": round(next(iter(totals.values())))} | (
+            {"active": round(active.pop())} if len(active) == 1 else {}
+        )
+        return Size(counts, model, ", ".join(named))
+    if named:
+        return Size({}, model, f"not taken: {', '.join(map(repr, named))} fit; --columns=N=… chooses")
+    return Size({}, model, note)
+
+
+def _names_n(key: str) -> bool:
+    last = key.rpartition(".")[2]
+    return bool({plain_name(key), plain_name(without_prefix(key)), plain_name(last)} & PLAIN_NAMES)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
+
+
+def _given_size(given: str, values: Mapping[str, Any], name: str) -> dict[str, int]:
+    column, convert = split_conversion(given, values)
+    if column in values and _is_count(values[column]):
+        number = float(values[column])
+        return {"total": round(convert(number) if convert else number)}
+    try:
+        return {"total": round(parse_count(given))}
+    except ValueError:
+        raise BadInput(f"N={given}: {name} has no such value, and it is not a count such as 124M") from None
+
+
+def _from_model(content: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, int], str]:
+    """(values of config.model, counts, why there are none) of a Hugging Face config.json."""
+    if content is None:
+        return {}, {}, ""
+    form = FORMATS.get(str(content.get("model_type")))
+    if form is None:
+        return {}, {}, f"config.json is of {content.get('model_type')!r}, whose size is not known here"
+    try:
+        values = from_hf_config(form, dict(content))
+        config = config_lib.default_tree()
+        with config.unlocked(), config.ignore_type():
+            config.model.update(values)
+        model = config_lib.resolve(config).model.to_dict()
+        return model, count_parameters({"model": model}) or {}, ""
+    except (BadInput, TypeError, ValueError) as refusal:
+        return {}, {}, f"config.json: {refusal}"
