@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 
 from scalelab import user_code
 from scalelab.cli.help import COLUMNS, fit_columns, split_example
+from scalelab.cli.tables import align_columns as align_columns  # commands find all they print with here
+from scalelab.cli.tables import print_table as print_table
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
-from scalelab.untrusted.text import escape_text
 
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
@@ -188,13 +189,6 @@ def emit_json(result: Any, destination: str | None) -> None:
         pathlib.Path(destination).write_text(text + "\n")
 
 
-def align_columns(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
-    """Format rows of cells as lines with aligned columns; `to`: left or right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    fill = str.ljust if to == "left" else str.rjust
-    return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
-
-
 def print_status(text: str) -> None:
     """Print a line on standard error; standard output is for the result only."""
     print(text, file=sys.stderr, flush=True)
@@ -239,21 +233,3 @@ def describe_weights(origin: dict) -> str:
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
     return f"{origin['run']} at step {origin['step']}{average}"
-
-
-def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print a rich table on a terminal; elsewhere aligned plain text of any width, for cut, sort and diff."""
-    columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table()
-        for column in columns:
-            table.add_column(column, overflow="fold")  # cut at the start: long names often differ only at their ends
-        for line in cells:
-            table.add_row(*map(Text, line))  # as Text, a name in brackets is not markup
-        Console(file=sys.stdout).print(table)
-        return
-    print("\n".join(align_columns([columns, *cells])))
