@@ -238,7 +238,7 @@ def test_an_old_name_of_an_option_still_works_and_tells_the_new_one(line, monkey
     assert main(line.replace(old, new).split()) == 2
     assert capsys.readouterr().err == f"{mistake}\n" and new in mistake
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([command, "--help=all"])
     text = capsys.readouterr().out
     assert f"{new} " in text and not re.search(rf"{old}(?![\w-])", text)
 

@@ -7,7 +7,8 @@ import math
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
@@ -21,6 +22,7 @@ from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 
+WHOLE_HELP = "--help=all"
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
 
@@ -40,6 +42,7 @@ class Parser(argparse.ArgumentParser):
         stored: Mapping[str, Mapping[str, bool]] | None = None,
     ) -> None:
         self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
+        self.common, self.details = frozenset[str](), ""
         self.before: Callable[[Sequence[str]], tuple[Any, list[str]]] = lambda argv: (None, list(argv))
         self.after: Callable[[Any, Any], None] = lambda options, taken: None
         text, example = split_example(doc or "")
@@ -55,11 +58,38 @@ class Parser(argparse.ArgumentParser):
             "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"
         )
 
+    def shorten_help(self, common: Collection[str], details: str) -> None:
+        """Let --help show only the options whose dest is in `common`; --help=all shows all, and `details`."""
+        self.common, self.details = frozenset(common), details
+
+    def format_help(self) -> str:
+        """Write the help: all of it, or the common options and a line on how to see the others."""
+        if not self.common:
+            return super().format_help()
+        others = [a for a in self._actions if a.option_strings and a.dest not in {*self.common, "help", "json"}]
+        for action in others:
+            action.help = argparse.SUPPRESS
+        places = " ".join(f"{a.metavar}…" if a.nargs == "+" else str(a.metavar) for a in self._get_positional_actions())
+        self.usage = f"%(prog)s {places} [options]"
+        more = f"`{self.prog} --help=all` shows {len(others)} more options and {self.details.splitlines()[0]}"
+        self.epilog = "\n\n".join(filter(None, [self.epilog, textwrap.fill(more, COLUMNS)]))
+        return super().format_help()
+
+    def _format_whole_help(self) -> str:
+        """Write the help with every option and all details (but for their first line, which announces them)."""
+        details = fit_columns(self.details.partition("\n")[2].strip())
+        self.description = "\n\n".join(filter(None, [self.description, details]))
+        self.common = frozenset()
+        return self.format_help()
+
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
+        if WHOLE_HELP in args:
+            print(self._format_whole_help(), end="")
+            raise SystemExit(0)
         taken, args = self.before(args)
         # Optional values need `=`: in `--json DIR` argparse would take the positional DIR as a path.
         bare = {

@@ -56,9 +56,8 @@ def fit_lines(rows: Rows, width: int, to: str = "left") -> list[str]:
         for row in rows:
             wrapped = [wrap_cell(row[i], w) for i, w in zip(places, widths, strict=True)]
             height = max(map(len, wrapped))
-            lines += _align(
-                list(zip(*([*cell, *[""] * (height - len(cell))] for cell in wrapped), strict=True)), widths, to
-            )
+            filled = [[*cell, *[""] * (height - len(cell))] for cell in wrapped]
+            lines += _align(list(zip(*filled, strict=True)), widths, to)
     return lines + ([describe_parts(len(parts), width)] if len(parts) > 1 else [])
 
 
