@@ -107,13 +107,13 @@ def linked_files(page: pathlib.Path) -> list[pathlib.Path]:
 def settings() -> dict:
     """MkDocs's settings: its own theme, whose styles and fonts lie in the site; no script of another host."""
     first = [{name.rpartition("/")[2]: f"{name}.md"} for name in ORDER]
-    theme = {"name": "mkdocs", "highlightjs": False, "color_mode": "auto", "nav_style": "light",
-             "custom_dir": "theme"}
+    theme = {"name": "mkdocs", "highlightjs": False, "color_mode": "auto", "nav_style": "light", "custom_dir": "theme"}
     return {
         "site_name": "scalelab", "docs_dir": "pages", "site_dir": str(SITE), "theme": theme, "nav": first,
         "use_directory_urls": False, "plugins": ["search"], "markdown_extensions": ["tables", "fenced_code"],
         "extra_css": ["site.css"],
-        "validation": {"nav": {"omitted_files": "ignore"}, "links": {"unrecognized_links": "ignore", "anchors": "warn"}},
+        "validation": {"nav": {"omitted_files": "ignore"},
+                       "links": {"unrecognized_links": "ignore", "anchors": "warn"}},
     }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 // The site's search, without a worker or a fetch: a browser allows neither to a page that it opened as a file.
-(function () {
+document.addEventListener("DOMContentLoaded", function () {  // the box stands below this script
   const input = document.getElementById("mkdocs-search-query");
   const list = document.getElementById("mkdocs-search-results");
   let ready = null;
@@ -58,4 +58,4 @@
   input.addEventListener("input", search);
   const asked = new URLSearchParams(location.search).get("q");
   if (asked) { input.value = asked; search(); }
-})();
+});
