@@ -19,6 +19,7 @@ from typing import Any
 
 from scalelab import commands
 from scalelab.api.setup import list_studies, study_module
+from scalelab.cli.command_names import COMMANDS
 from scalelab.cli.parser import WHOLE_HELP, Parser, emit_json
 from scalelab.cli.shells import WRITERS, Words
 from scalelab.config.files import shipped_configs
@@ -46,7 +47,6 @@ def write_script(shell: str) -> str:
 
 def collect_words() -> Words:
     """Collect what can be completed, options from the commands' own help."""
-    from scalelab.__main__ import COMMANDS  # imported here: it is the door that imports this module
     from scalelab.sweep.scaling.recipes import list_recipes
 
     words = {name: list_options(_command(name, module)) for name, module in list_commands().items()}

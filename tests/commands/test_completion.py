@@ -69,7 +69,7 @@ def test_zsh_completes_a_value_on_tab(tmp_path):
     try:
         read_until(ours, "ready%")
         os.write(ours, b"scalelab train --config.optim.name=ademam\t")
-        read_until(ours, "--config.optim.name=ademamix")
+        assert read_until(ours, "--config.optim.name=ademamix").count("ademamix") == 1
     finally:
         shell.kill()
         shell.wait()
@@ -87,6 +87,7 @@ def read_until(terminal, text):
     seen = ""
     while text not in seen:
         seen += os.read(terminal, 4096).decode(errors="replace").replace("\x08", "")
+    return seen
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
