@@ -15,9 +15,44 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scalelab.cli.command_names import COMMANDS
 from scalelab.errors import BadInput, Stopped, WorkFailed, nearest_hint
 from scalelab.untrusted.text import PlainStream
+
+COMMANDS = {
+    "demo": "first result in seconds: fit a scaling law to a table that comes with the package",
+    "doctor": "check this machine: versions, devices, one timed matrix product",
+    "init": "make a project of your own: config, functions, study, Slurm job, Makefile, test",
+    "prepare": "turn documents or ready-made tokens into token shards, with any tokenizer",
+    "plan": "predict memory, time and cost of a run, a budget or a sweep",
+    "train": "train one run from a config file; run again to resume",
+    "config": "list every config key with its default, unit, range and source; show what a config changes",
+    "optim": "show what each group of parameters gets: optimizer, LR, decay, bytes of state",
+    "sweep": "train the grid that a config file's sweep(h) returns",
+    "schedule": "show LR, momentum, weight decay and batch of a config at any step",
+    "checkpoint": "verify, list or show the checkpoints of a run or sweep",
+    "export": "write a run's weights as a folder that Hugging Face's transformers loads",
+    "import": "read such a folder (Llama, GPT-2) as weights that a run can start from",
+    "eval": "score a run on any data, and on tasks, by likelihood",
+    "sample": "generate text from a run, after a prompt",
+    "runs": "show many runs as one table (N, D, C, losses, status)",
+    "compare": "show how two runs differ, and whether their losses differ by more than seeds do",
+    "diagnose": "name what is wrong with a run: ranked causes with evidence, and the knob to turn",
+    "replay": "train a window of a run again, bit for bit and under what-ifs: which cure of a spike is cheapest",
+    "noise": "measure a run's gradient noise scale, the batch beyond which more saves few steps",
+    "watch": "forecast the final loss of runs while they train; score the forecasts",
+    "coordcheck": "measure which activations grow with width or depth (muP, CompleteP)",
+    "proxy": "find the learning rate of a large recipe on a small twin",
+    "recipe": "show a published recipe: every choice with its source; write a scaled-down twin",
+    "fit": "fit a scaling law to runs or to a table",
+    "isoflop": "train small models, fit a law, predict a larger run, train it, score the prediction",
+    "ablate": "decide whether a change holds at scale: both sides tuned alike, a verdict with an interval",
+    "tune": "find good values for a config: rounds of trials, fresh seeds, a config that trains the best",
+    "study": "run any study of scalelab: optimizers, muP transfer, precision, grokking, …",
+    "reproduce": "compute published scaling laws again from their authors' own tables",
+    "report": "write one HTML page of a run, a sweep or a study",
+    "completion": "print a script that completes commands, options and config keys in your shell",
+    "note": "write a line into a run's logbook",
+}
 
 
 def usage() -> str:

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The ground floor: files that anyone may import, lowest first.
     **{key: set() for key in ("errors", "numbers", "set_by", "git", "signals", "sharding", "jaxprs", "user_imports")},
     "untrusted": {"errors"},
-    "__main__": {"cli", "errors", "git", "untrusted"},
+    "__main__": {"errors", "git", "untrusted"},
     "record": {"errors", "set_by", "untrusted"},
     "study": {"errors", "record", "untrusted"},
     "user_code": {"errors", "record", "user_imports"},

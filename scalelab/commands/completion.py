@@ -9,9 +9,11 @@ Exit code: 0 done, 2 bad input.
     scalelab completion bash >> ~/.bashrc
 """
 
+import ast
 import contextlib
 import importlib
 import io
+import pathlib
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,6 @@ from typing import Any
 
 from scalelab import commands
 from scalelab.api.setup import list_studies, study_module
-from scalelab.cli.command_names import COMMANDS
 from scalelab.cli.parser import WHOLE_HELP, Parser, emit_json
 from scalelab.cli.shells import WRITERS, Words
 from scalelab.config.files import shipped_configs
@@ -56,7 +57,7 @@ def collect_words() -> Words:
         words[name] = [*first, *words[name]]
     values = {key: _values(record) for key, record in keys.items()}
     takes_config = [name for name, each in words.items() if "--config=" in each]
-    return Words({name: COMMANDS[name] for name in words}, words, list(shipped_configs()), values, takes_config)
+    return Words(command_lines(), words, list(shipped_configs()), values, takes_config)
 
 
 def _values(record: Key) -> Sequence[str]:
@@ -68,6 +69,15 @@ def list_commands() -> Mapping[str, str]:
     """List {command: its module} from the files of this room."""
     names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
     return {name.removesuffix("_hf"): f"{commands.__name__}.{name}" for name in names}
+
+
+def command_lines() -> dict[str, str]:
+    """Read {command: the line of `scalelab --help`} from the source of the door, which stands above this room."""
+    path = pathlib.Path(__file__).parents[1] / "__main__.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS":
+            return dict(ast.literal_eval(node.value))
+    raise AssertionError(f"{path} has no COMMANDS")
 
 
 def _command(name: str, module: str) -> Callable[[list[str]], Any]:
