@@ -44,6 +44,7 @@ from scalelab.index.waiting import wait_until_free
 from scalelab.stores import mirror
 from scalelab.sweep import trials
 from scalelab.sweep.executors import choice, jobs
+from scalelab.sweep.executors.slurm import write_batch_script
 from scalelab.sweep.trials import group_into_packs
 
 if TYPE_CHECKING:
@@ -128,8 +129,6 @@ def draft_sweep(
     slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, progress: Progress = silent,
 ) -> SweepDraft:  # fmt: skip
     """Say what `sweep` would train and submit (`scalelab sweep --dry-run`); writes nothing and asks no cluster."""
-    from scalelab.sweep.executors.slurm import write_batch_script  # here: other executors don't need submitit
-
     chosen = choice.make_choice(executor, slurm, max_parallel, lambda line: progress({"note": line}), None)
     folder = pathlib.Path(workdir)
     packs = group_into_packs(_load_trials(config, overrides, grid, folder))

@@ -33,7 +33,7 @@ A law of curves (--law=annealing, multi_power) takes runs of one model that diff
 the whole curve of another, or of a table with columns run, step, lr, loss, where --predict-run names a run. The LR of
 every step comes from each run's config, intervals from differences between runs and from schedules that are left out
 in turn. A ladder to accuracy (--accuracy) predicts what a larger model scores on a task, from its loss there.
-scalelab/laws/README.md of a checkout explains the output.
+scalelab/laws/README.md explains the output.
 """
 COMMON = ("columns", "where", "law", "best_of", "per", "by", "approach", "bootstrap", "target_flops", "target_values",
     "holdout", "tournament", "figures", "next_runs", "grid", "accuracy", "predict_run")  # fmt: skip

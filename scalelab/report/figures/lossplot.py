@@ -68,8 +68,8 @@ def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
     right.scatter(x, 100 * (measured / predicted - 1), c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
     line = _best_line(fitted, held, x_name, x)
     if line:
-        at = "".join(f", {name} = {format_short(value)}" for name, value in held.items())
-        label = f"the law at the best N{at}" if x_name == "C" and len(law.columns) > 1 else "the law"
+        where = "".join(f", {name} = {format_short(value)}" for name, value in held.items())
+        label = f"the law at the best N{where}" if x_name == "C" and len(law.columns) > 1 else "the law"
         left.plot(*line[:2], color=INK, lw=1.6, label=label, zorder=4)
         left.legend(loc="best")
     curves = _size_curves(fitted, held, x, sizes) if splits and shade_by == "N" else {}

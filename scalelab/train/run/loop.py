@@ -22,11 +22,11 @@ from scalelab.train import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.feed import Feed, GuardMemory
-from scalelab.train.run.profile import Profiler
 from scalelab.train.run.reader import MetricReader
 from scalelab.train.run.rerun import Rerun, Taken, copy_states
 from scalelab.train.run.run import Run
 from scalelab.train.run.session import Progress, Saver, Session
+from scalelab.train.run.trackers.profile import Profiler
 from scalelab.train.run.trackers.sinks import SinkReport
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
