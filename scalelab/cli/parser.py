@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         places = " ".join(f"{a.metavar}…" if a.nargs == "+" else str(a.metavar) for a in self._get_positional_actions())
         self.usage = f"%(prog)s {places} [options]"
         more = f"`{self.prog} --help=all` shows {len(others)} more options and {self.details.splitlines()[0]}"
-        self.epilog = "\n\n".join(filter(None, [self.epilog, textwrap.fill(more, COLUMNS)]))
+        self.epilog = "\n\n".join(filter(None, [textwrap.fill(more, COLUMNS), self.epilog]))
         return super().format_help()
 
     def _format_whole_help(self) -> str:
