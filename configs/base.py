@@ -353,6 +353,7 @@ LOG = {
         unit="steps", range=(0, 1e12)),
     "layers_after_alarm": setting(32, "layers_every: every step so long after one that the guard flags", unit="steps",
         range=(0, 1e6)),
+    "profile": setting("", 'steps of an XProf trace, FIRST:LAST such as 100:103, into RUN/profile; "": none'),
     # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own (docs/trackers.md).
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),

@@ -76,7 +76,7 @@ def _keys_page() -> str:
     for key, record in key_records().items():
         if key.split(".")[0] != group:
             group = key.split(".")[0]
-            parts += [f"## {group}", "", "| key | default | values | what it is |", "|---|---|---|---|"]
+            parts += ["", f"## {group}", "", "| key | default | values | what it is |", "|---|---|---|---|"]
         parts.append(_key_row(key, record))
     return "\n".join([*parts, ""])
 

@@ -47,6 +47,12 @@ def moved(a):
     return {"moved/embed": jnp.linalg.norm(new - old) / jnp.linalg.norm(old)}
 
 
+def silent(a):
+    """`train.metrics`: the share of the MLP's gates that are shut, below 1 % of their largest, in the first 2 rows."""
+    gate = jnp.abs(jax.nn.silu(a.activations(rows=2)["mlp/gate"]))
+    return {"silent/share": jnp.mean(gate < 0.01 * gate.max())}
+
+
 def accuracy(a):
     """`eval.metrics`: the share of tokens that were the likeliest. Fields of `a`: EvalArrays."""
     return {"accuracy": jnp.sum(a.correct) / jnp.maximum(jnp.sum(a.counts), 1)}

@@ -13,7 +13,7 @@ from scalelab.api.door import train_in_pool
 from scalelab.cli.parser import print_status
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.experiments import ladder_runs, phases
+from scalelab.experiments import grid_check, ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.fits.study import fit_study
@@ -48,8 +48,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
     from scalelab.train.single import load_run_dataset
 
     with clock.timed("data"):
-        grid, checks = ladder_runs.fit_runs(study), ladder_runs.check_runs(study)
-        ladder_runs.holdout_runs(study)  # refuses an impossible study before anything runs
+        grid, checks = grid_check.make_runs(study)  # refuses an impossible study before anything runs
         data = load_run_dataset(study.base)
     print_status(
         f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; "

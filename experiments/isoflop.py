@@ -32,7 +32,7 @@ from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import align_columns, config_path, emit_json, folder_path, print_status
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
-from scalelab.experiments import conduct, ladder_runs, phases
+from scalelab.experiments import conduct, grid_check, ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.experiments.shared import command_line
 from scalelab.laws import FitError
@@ -64,7 +64,8 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
     no law is known, and it is left out.
     """
     study, options = parse_arguments(arguments or ["--quick"])
-    runs = ladder_runs.fit_runs(study) | ladder_runs.check_runs(study)
+    grid, checks = grid_check.make_runs(study)
+    runs = grid | checks
     if options.config:
         return PlannedStudy(runs, study.holdout_flops)
     known = load_earlier_law()
@@ -86,8 +87,8 @@ def load_earlier_law() -> LawBook:
     )
 
 
-def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
-    """Parse arguments into (study, options). BadInput for a mistake."""
+def parse_arguments(argv: Sequence[str], trains: bool = False) -> tuple[LadderStudy, Any]:
+    """Parse arguments into (study, options). BadInput with all mistakes of the grid; `trains`: it needs a folder."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("isoflop", __doc__, {"--holdout": "--holdout-flops"})
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
@@ -117,14 +118,22 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     )
     options = parser.parse_args(rest)
     base = config_lib.load(options.config or ROOT / "configs" / "quickstart.py", overrides)
+    rule, checked = rules.find_rule(options.rule, base), _checked(options)
+    faults = _grid_faults(options)
+    of_grid = bool(faults) and not options.quick
+    if trains and options.workdir is None:
+        faults.append("--workdir=DIR is needed: the study's folder")
     grid = _grid(options)
-    holdout = options.holdout_flops or HOLDOUT_FACTOR * max(grid)
-    if holdout <= max(grid):
-        raise BadInput(
-            f"--holdout-flops={holdout:g} is not beyond the largest budget {max(grid):g}; usual: "
-            f"{HOLDOUT_FACTOR * max(grid):g}"
+    largest = max(grid, default=0.0)
+    holdout = options.holdout_flops or HOLDOUT_FACTOR * largest
+    if holdout <= largest and grid:
+        faults.append(
+            f"--holdout-flops={holdout:g} is not beyond the largest budget {largest:g}; usual: "
+            f"{HOLDOUT_FACTOR * largest:g}"
         )
-    return LadderStudy(base, grid, holdout, rules.find_rule(options.rule, base), _checked(options)), options
+    study = LadderStudy(base, grid, holdout, rule, checked)
+    grid_check.refuse_options(study, faults, of_grid)
+    return study, options
 
 
 def _checked(options: Any) -> tuple[str, ...]:
@@ -140,23 +149,30 @@ def _checked(options: Any) -> tuple[str, ...]:
     return names
 
 
-def _grid(options: Any) -> dict[float, tuple[int, ...]]:
+def _grid_faults(options: Any) -> list[str]:
+    """What is wrong with the options of the grid, apart from any run of it."""
     if options.quick:
-        if options.budgets or options.sizes:
-            raise BadInput("--quick has its own budgets and sizes: use --scale, or leave --quick out")
+        idle = options.budgets or options.sizes
+        faults = ["--quick has its own budgets and sizes: use --scale, or leave --quick out"] if idle else []
         if not 0 < options.scale < math.inf:
-            raise BadInput(f"--scale={options.scale:g} must be finite and above zero; 1 is the README's study")
-        return {options.scale * budget: sizes for budget, sizes in QUICK_GRID.items()}
-    if not options.budgets or not options.sizes:
-        raise BadInput(
-            "--budgets and --sizes are needed (or --quick): e.g. --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192"
-        )
-    if len(set(options.sizes)) < 3 or len(set(options.budgets)) < 3:
-        raise BadInput("a law of two variables needs at least 3 budgets and 3 sizes")
-    for size in options.sizes:
+            faults.append(f"--scale={options.scale:g} must be finite and above zero; 1 is the README's study")
+        return faults
+    counts = {name: len(set(getattr(options, name) or ())) for name in ("budgets", "sizes")}
+    few = [f"--{name} has {n}" if n else f"--{name} is missing" for name, n in counts.items() if n < grid_check.LEAST]
+    law = "a law of two variables needs at least 3 budgets and 3 sizes (or --quick)"
+    faults = [f"{' and '.join(few)}: {law}"] if few else []
+    for size in options.sizes or ():
         if size != int(size):
-            raise BadInput(f"--sizes: {size:g} is not a whole number; nearest: {max(1, round(size))}")
-    return {budget: tuple(int(size) for size in options.sizes) for budget in options.budgets}
+            faults.append(f"--sizes: {size:g} is not a whole number; nearest: {max(1, round(size))}")
+    return faults
+
+
+def _grid(options: Any) -> dict[float, tuple[int, ...]]:
+    """{budget: sizes}; sizes are rounded, which `_grid_faults` refuses."""
+    if options.quick:
+        scale = options.scale if 0 < options.scale < math.inf else 1.0
+        return {scale * budget: sizes for budget, sizes in QUICK_GRID.items()}
+    return {budget: tuple(max(1, round(size)) for size in options.sizes or ()) for budget in options.budgets or ()}
 
 
 def _numbers(text: str) -> list[float]:
@@ -185,10 +201,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    study, options = parse_arguments(argv)
+    study, options = parse_arguments(argv, trains=True)
     folder = options.workdir
-    if folder is None:
-        raise BadInput("--workdir=DIR is needed: the study's folder")
     clock = phases.PhaseClock(folder)
     before = time.time() - options.started if options.started else None
     with open_study(folder, conduct.KIND, conduct.describe_plan(study), report=print_status):

@@ -60,7 +60,18 @@ def usage() -> str:
     """Write the text of `scalelab --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     tail = "`scalelab COMMAND --help` lists its options; `scalelab --version` prints the version."
+    tail += f"\nPages that a text names, such as docs/faq.md, are in {pages_folder()}."
     return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n{tail}"
+
+
+def pages_folder() -> str:
+    """Find the folder of docs/ and README.md: a checkout, else what an installation put beside its Python."""
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.exists(os.path.join(above, "docs", "faq.md")):
+        return above
+    inside = os.path.join("share", "doc", "scalelab")  # below `pip install --target`'s folder, or Python's prefix
+    base = above if os.path.exists(os.path.join(above, inside)) else sys.prefix
+    return os.path.join(base, inside)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -136,7 +136,7 @@ def test_commands_have_the_options_that_they_are_shown_with(page, capsys):
         if words[0] == "scalelab":
             assert words[1] in COMMANDS, words
             with pytest.raises(SystemExit):
-                main([words[1], "--help"])
+                main([words[1], "--help=all"])
             known = capsys.readouterr().out
         else:
             file = ROOT / (words[2].replace(".", "/") + ".py")

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from scalelab.api.work.stability import StabilityPlan, forecast_stability, plan_stability
     from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, study_status, sweep_status
     from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, tune
-    from scalelab.api.work.sweeping import Swept, sweep, train_pack
+    from scalelab.api.work.sweeping import SweepDraft, Swept, draft_sweep, sweep, train_pack
     from scalelab.api.work.training import Trained, train
     from scalelab.api.work.twins import ProxyFound, proxy
 
@@ -114,7 +114,7 @@ NAMES = {  # the functions and records of each file
     "work.stability": "StabilityPlan forecast_stability plan_stability",
     "work.standing": "SweepStatus answer cancel_sweep follow serve study_status sweep_status",
     "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning tune",
-    "work.sweeping": "Swept sweep train_pack",
+    "work.sweeping": "SweepDraft Swept draft_sweep sweep train_pack",
     "work.training": "Trained train",
     "work.twins": "ProxyFound proxy",
 }

@@ -7,19 +7,22 @@ import math
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
 from scalelab.cli.help import COLUMNS, fit_columns, split_example
+from scalelab.cli.tables import align_columns as align_columns  # commands find all they print with here
+from scalelab.cli.tables import print_table as print_table
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
-from scalelab.untrusted.text import escape_text
 
+WHOLE_HELP = "--help=all"
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
 
@@ -41,6 +44,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
         self.sources: Callable[[Any], None] = lambda options: None
+        self.common, self.details = frozenset[str](), ""
         self.before: Callable[[Sequence[str]], tuple[Any, list[str]]] = lambda argv: (None, list(argv))
         self.after: Callable[[Any, Any], None] = lambda options, taken: None
         text, example = split_example(doc or "")
@@ -56,11 +60,38 @@ class Parser(argparse.ArgumentParser):
             "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"
         )
 
+    def shorten_help(self, common: Collection[str], details: str) -> None:
+        """Let --help show only the options whose dest is in `common`; --help=all shows all, and `details`."""
+        self.common, self.details = frozenset(common), details
+
+    def format_help(self) -> str:
+        """Write the help: all of it, or the common options and a line on how to see the others."""
+        if not self.common:
+            return super().format_help()
+        others = [a for a in self._actions if a.option_strings and a.dest not in {*self.common, "help", "json"}]
+        for action in others:
+            action.help = argparse.SUPPRESS
+        places = " ".join(f"{a.metavar}…" if a.nargs == "+" else str(a.metavar) for a in self._get_positional_actions())
+        self.usage = f"%(prog)s {places} [options]"
+        more = f"`{self.prog} --help=all` shows {len(others)} more options and {self.details.splitlines()[0]}"
+        self.epilog = "\n\n".join(filter(None, [textwrap.fill(more, COLUMNS), self.epilog]))
+        return super().format_help()
+
+    def _format_whole_help(self) -> str:
+        """Write the help with every option and all details (but for their first line, which announces them)."""
+        details = fit_columns(self.details.partition("\n")[2].strip())
+        self.description = "\n\n".join(filter(None, [self.description, details]))
+        self.common = frozenset()
+        return self.format_help()
+
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
+        if WHOLE_HELP in args:
+            print(self._format_whole_help(), end="")
+            raise SystemExit(0)
         taken, args = self.before(args)
         # Optional values need `=`: in `--json DIR` argparse would take the positional DIR as a path.
         bare = {
@@ -191,13 +222,6 @@ def emit_json(result: Any, destination: str | None) -> None:
         pathlib.Path(destination).write_text(text + "\n")
 
 
-def align_columns(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
-    """Format rows of cells as lines with aligned columns; `to`: left or right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    fill = str.ljust if to == "left" else str.rjust
-    return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
-
-
 def print_status(text: str) -> None:
     """Print a line on standard error; standard output is for the result only."""
     print(text, file=sys.stderr, flush=True)
@@ -242,21 +266,3 @@ def describe_weights(origin: dict) -> str:
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
     return f"{origin['run']} at step {origin['step']}{average}"
-
-
-def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print a rich table on a terminal; elsewhere aligned plain text of any width, for cut, sort and diff."""
-    columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table()
-        for column in columns:
-            table.add_column(column, overflow="fold")  # cut at the start: long names often differ only at their ends
-        for line in cells:
-            table.add_row(*map(Text, line))  # as Text, a name in brackets is not markup
-        Console(file=sys.stdout).print(table)
-        return
-    print("\n".join(align_columns([columns, *cells])))

@@ -1,4 +1,4 @@
-"""scalelab runs DIR [DIR…] [--by=KEY,KEY] [--csv[=PATH]] [--parquet=PATH] [--show=A,B,…]
+"""scalelab runs DIR [DIR…] [--by=KEY,KEY] [--csv[=PATH]] [--parquet=PATH] [--show[=A,B,…]]
 
 Print one table of many runs. --csv and --parquet give every column of every run: config values by their full keys
 (optim.peak_lr), and the last value of every metric that the step logs (grad_norm, or one of your own). A run that can't
@@ -29,6 +29,7 @@ from scalelab.record import records
 from scalelab.record.listing import has_inactive
 from scalelab.report.tables import csv_text
 
+NAMES = "?"  # --show alone
 GUARD_COLUMNS = ("spike_score", "rewinds")  # columns that are shown if any run has a value
 RUN_COLUMNS = ("name", "status", "N", "N_active", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss",
     "bpb")  # fmt: skip
@@ -44,8 +45,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parquet", metavar="PATH", help="write the same table to PATH, with types")
     parser.add_argument(
         "--show",
+        nargs="?",
+        const=NAMES,
         metavar="A,B,…",
-        help=f"columns to show (default: {','.join(RUN_COLUMNS)}; csv, parquet, json: all)",
+        help=f"columns to show (default: {','.join(RUN_COLUMNS)}; csv, parquet, json: all); without a value: "
+        "print the names of all columns",
     )
     parser.add_argument(
         "--by", metavar="KEY,KEY", help="one line per setting of these config keys: mean loss over seeds, and the best"
@@ -56,6 +60,8 @@ def main(argv: list[str]) -> int:
         return _print_by(options)
     rows = api.runs(options.folders)
     known = all_columns(rows)
+    if options.show == NAMES:
+        return _print_names(rows, known, options.json)
     columns = options.show.split(",") if options.show else None
     for column in columns or ():
         if column not in known:
@@ -82,6 +88,15 @@ def main(argv: list[str]) -> int:
 def _names_shown(argv: Sequence[str]) -> bool:
     """Whether --columns is given as --show was called before: names without FIELD=COLUMN, which is of others' runs."""
     return any(each.partition("=")[0] == "--columns" and "=" not in each.partition("=")[2] for each in argv)
+
+
+def _print_names(rows: Sequence[dict[str, Any]], known: Sequence[str], destination: str | None) -> int:
+    """Print the name of every column with its first value."""
+    examples = {name: next((row[name] for row in rows if row.get(name) is not None), None) for name in known}
+    if destination != "-":
+        print_table(("column", "e.g."), [[name, _cell(value)] for name, value in examples.items()])
+    emit_json({"columns": list(known)}, destination)
+    return 0
 
 
 def _print_by(options: Any) -> int:

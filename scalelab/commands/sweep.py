@@ -19,7 +19,8 @@ train_loss, sigmas_off_law. A trial that it ends is `stopped early`: it has no r
 --executor=slurm trains each pack as an element of one array job: --slurm.partition=gpu --slurm.time=4:00:00, or any
 other option of sbatch; --slurm=FILE with one a line. A job that its time limit or a preemption stops saves and is
 requeued, as is one without a new step for train.stall_s; after 5 starts without a new step a pack has failed. Ctrl-C
-leaves the jobs running; the same command attaches to them, --cancel ends them, --status looks. Several tasks
+leaves the jobs running; the same command attaches to them, --cancel ends them, --status looks. --dry-run prints the
+batch script, also where there is no Slurm. Several tasks
 (--slurm.nodes=2 --slurm.ntasks-per-node=1) train each trial together, over a mesh of all their devices.
 --executor=manifest trains nothing: it prints one command a pack, and writes them for SkyPilot and Kubernetes; --pack
 trains one of these packs. Your own code runs there where that line names it, with --trust or the --config beside it.
@@ -68,6 +69,11 @@ def main(argv: list[str]) -> int:
         "--config", type=config_path, metavar="FILE", help="a config file with get_config() and sweep(h)"
     )
     parser.add_argument("--workdir", required=True, type=work_path, metavar="DIR|URL", help="the sweep's folder")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the packs, with --executor=slurm also the batch script; do nothing",
+    )
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
@@ -100,12 +106,28 @@ def main(argv: list[str]) -> int:
         return _show(api.sweep_status(options.workdir, options.all_grids, progress=print_report), options)
     if options.config is None:
         parser.error("--config is needed (or --status)")
+    if options.dry_run:
+        return _show_draft(options, overrides)
     swept = api.sweep(
         options.config, options.workdir, overrides, stop_if=options.stop_if, executor=options.executor,
         slurm=options.slurm, max_parallel=options.max_parallel, allow_change=options.allow_change,
         force=options.force, take_over=options.take_over, progress=print_report, display=Terminal(),
     )  # fmt: skip
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
+
+
+def _show_draft(options: Any, overrides: dict[str, Any]) -> int:
+    """Print what the sweep would train; standard output has the batch script alone, for `sbatch --test-only`."""
+    draft = api.draft_sweep(
+        options.config, options.workdir, overrides, executor=options.executor, slurm=options.slurm,
+        max_parallel=options.max_parallel, progress=print_report,
+    )  # fmt: skip
+    for index, (pack, names) in enumerate(draft.packs.items()):
+        print_status(f"pack {index} {pack}: {len(names)} trials, {', '.join(names[:4])}{', …' * (len(names) > 4)}")
+    if draft.script and options.json != "-":
+        print(draft.script, end="")
+    emit_json({"packs": draft.packs, "script": draft.script}, options.json)
+    return 0
 
 
 def _show(state: "api.SweepStatus", options: Any) -> int:

@@ -47,6 +47,8 @@ from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
 
+KEPT, CALL = "intermediates", "__call__"  # flax's collection of what modules return, and the name of a return
+
 
 class Transformer(nn.Module):
     """Tokens -> (final hidden states in the policy's compute dtype, head [D, V] in fp32).
@@ -165,11 +167,12 @@ def _declared(shape: ModelShape) -> tuple[dict[str, Any], Params]:
 
 
 def make_pieces(
-    shape: ModelShape, policy: Policy, tokens: SplitTokens, end: End, due: jax.Array | None = None
+    shape: ModelShape, policy: Policy, tokens: SplitTokens, end: End, due: jax.Array | None = None, keep: bool = False
 ) -> Pieces:
     """The model's pieces on one batch, whose `leave` is `end(params, x_BSD, head_DV)`.
 
-    With `due`, a traced boolean, the blocks write the collection `measures`, taken where it is true.
+    With `due`, a traced boolean, the blocks write the collection `measures`, taken where it is true. With `keep` they
+    also write KEPT, what their modules returned; of a model of several kinds of block, what the blocks returned.
     """
 
     def apply(name: str, params: Params, *values: Any) -> Any:
@@ -183,8 +186,11 @@ def make_pieces(
         counts_BS = None if tokens.targets_BS is None else tokens.targets_BS >= 0
         of_kind, given = dataclasses.replace(shape, block=kind), (x_BSD, layer, tokens.packed, due, counts_BS)
         module = Block(of_kind, policy, name="blocks")
-        (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
+        returned += [KEPT] if keep else []
+        (x_BSD, _), written = module.apply(variables, *given, mutable=returned, capture_intermediates=keep)
         written = dict(written)
+        if keep and len(stacks(shape)) > 1:  # modules differ from stack to stack
+            written[KEPT] = {CALL: written[KEPT][CALL]}
         if measures.COLLECTION in written:
             written[measures.COLLECTION] = measures.by_field(shape, written[measures.COLLECTION])
         sums = take_sums(written)

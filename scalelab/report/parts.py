@@ -141,7 +141,7 @@ def curve_figures(
     colour, colour_title = coloured_by
     rows = [row | {colour: values[row["run"]]} for row in rows]
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
-    shades = {run: style.ACCENT if run == held else of_value[value] for run, value in values.items()}
+    shades = {run: style.INK if run == held else of_value[value] for run, value in values.items()}
     drawn = []
     for y, x, name, title in (
         ("train_loss", "tokens", "training_loss", "Training loss"),
@@ -156,7 +156,7 @@ def curve_figures(
         names, given = (colour, colour_title), page.colours.get(colour)
         plot = functools.partial(plots.plot_loss_curves, behind, y, x, *names, events, floor, title, held, given)
         chart = charts.curve_chart(known, {y: title.lower()}, shades, _LABELS[y], x, held)
-        charts.add_key(chart, of_value | ({"held-out run": style.ACCENT} if held in shades else {}))
+        charts.add_key(chart, of_value | ({"held-out run": style.INK} if held in shades else {}))
         charts.add_floor(chart, floor)
         charts.add_events(chart, events)
         caption = f"{title} of every run; unsmoothed. Signs are events of the logbook."

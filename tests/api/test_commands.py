@@ -50,7 +50,7 @@ CHOOSES = {
     ("plan", "stability"): "forecast_stability",
     ("plan", "calibrate"): "calibrate", ("plan", "measure"): "measure", ("plan", "single_gpu"): "single_gpu",
     ("sweep", "cancel"): "cancel_sweep", ("sweep", "follow"): "follow", ("sweep", "serve"): "serve",
-    ("sweep", "status"): "sweep_status",
+    ("sweep", "status"): "sweep_status", ("sweep", "dry_run"): "draft_sweep",
 }  # fmt: skip
 # {(command, option): the parameter}, where a program gives the same in another form, or under a clearer name
 CALLED = {

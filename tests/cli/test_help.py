@@ -1,5 +1,10 @@
-"""The text of a help page: what is filled, what keeps its columns, where the example goes."""
+"""The text of a help page: what is filled, what keeps its columns, where the example goes, what --help=all adds."""
 
+import re
+
+import pytest
+
+from scalelab.__main__ import main
 from scalelab.cli.help import fit_columns, split_example
 
 DOC = """scalelab thing A [--with=B]
@@ -39,3 +44,15 @@ def test_nothing_is_lost_at_any_width():
 def test_a_table_behind_the_example_stands_before_it():
     text, example = split_example(f"{DOC}\n  name   what it is")
     assert text.endswith("  name   what it is") and example == "    scalelab thing a --with=b"
+
+
+def test_the_help_of_fit_is_short_and_says_how_to_see_the_rest(capsys):
+    pages = []
+    for option in ("--help", "--help=all"):
+        with pytest.raises(SystemExit):
+            main(["fit", option])
+        pages.append(capsys.readouterr().out)
+    short, whole = (set(re.findall(r"^  (--[\w-]+)", page, re.MULTILINE)) for page in pages)
+    assert len(pages[0].splitlines()) < 100 and short < whole and len(whole) > 40
+    assert f"--help=all` shows {len(whole - short)} more options" in pages[0]
+    assert "L = E + A/N^alpha + B/D^beta" in pages[1] and pages[0].index("scalelab fit runs/") < 200

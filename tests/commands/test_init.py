@@ -99,7 +99,8 @@ def test_the_project_passes_its_own_test_with_a_wheel_beside_a_package_named_con
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", f"--target={site}", str(file)], check=True
     )
-    assert {path.name for path in site.iterdir() if "-" not in path.name} <= {"scalelab", "bin"}
+    assert {path.name for path in site.iterdir() if "-" not in path.name} <= {"scalelab", "bin", "share"}
+    assert (site / "share/doc/scalelab/docs/tasks.md").exists()
     rooms = {path.name for path in (ROOT / "checks").glob("*/") if (path / "__init__.py").exists()}
     assert len(rooms) >= 8 and not rooms & {path.name for path in (site / "scalelab" / "experiments").rglob("*")}
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(site)}

@@ -117,6 +117,14 @@ def test_many_folders_and_chosen_columns(sweep, capsys):
     assert lines[0] == "name,N_kaplan,model.d_model" and lines.count("small,5904,64") == 2 and len(lines) == 5
 
 
+def test_show_alone_prints_the_names_that_it_takes(sweep, capsys):
+    assert main(["runs", str(sweep), "--show"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert {"name", "N_kaplan", "optim.peak_lr", "val_loss"} <= set(names)
+    assert main(["runs", str(sweep), f"--show={','.join(names)}", "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == ",".join(names)
+
+
 def test_a_folder_that_just_holds_runs_will_do(sweep, capsys):
     assert main(["runs", str(sweep), "--csv"]) == main(["runs", str(sweep / "runs"), "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -117,6 +117,7 @@ def other_value(record):
 
 
 OTHERS = {
+    "log.profile": "2:3",
     "model.d_model": 128,
     "model.d_head": 32,
     "model.window": 64,

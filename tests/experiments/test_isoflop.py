@@ -12,7 +12,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.errors import WorkFailed
-from scalelab.experiments import conduct, isoflop, ladder_runs, phases
+from scalelab.experiments import conduct, grid_check, isoflop, ladder_runs, phases
 from scalelab.model.count import count_parameters
 from scalelab.record import records
 from scalelab.sweep.executors import choice
@@ -211,7 +211,7 @@ def test_a_held_out_run_that_diverged_scores_nothing():
             (["--quick", "--sizes=16,24,32"], "--quick has its own"),
             (["--quick", "--scale=0"], "--scale=0 must be finite and above zero"),
             (["--quick", "--scale=inf"], "--scale=inf must be finite"),
-            ([], "--budgets and --sizes are needed"),
+            ([], "--budgets is missing and --sizes is missing"),
             (["--budgets=1e10,2e10", "--sizes=16,24,32"], "at least 3 budgets"),
             ([*GRID[:2], "--holdout-flops=1e10"], "not beyond the largest budget"),
             ([*GRID[:2], "--holdout-flops=nan"], "'nan' is not numbers above zero"),
@@ -237,3 +237,17 @@ def test_mistakes_end_with_one_line_and_exit_2(tmp_path, capsys, arguments, mess
     output = capsys.readouterr().err
     assert message in output and len(output.strip().splitlines()) == 1
     assert not (tmp_path / "w").exists()
+
+
+def test_all_faults_stand_in_one_line_with_a_grid_that_works(tmp_path, capsys):
+    given = ["--budgets=1e8,2e8,4e8", "--sizes=16,64,256", f"--workdir={tmp_path / 'w'}"]
+    assert isoflop.main(given) == 2
+    line = capsys.readouterr().err
+    assert "steps at d_model=16" in line and "d_model 16 to 80, not 256" in line and line.count("\n") == 1
+    works = line.partition("a grid that works here: ")[2].split()
+    study, _ = isoflop.parse_arguments([*works, given[-1]], trains=True)
+    grid, checks = grid_check.make_runs(study)
+    assert len(grid) >= 9 and len(checks) == 8
+    assert isoflop.main(["--budgets=1e10", "--sizes=16,24.5"]) == 2
+    line = capsys.readouterr().err
+    assert "--budgets has 1 and --sizes has 2" in line and "24.5 is not" in line and "--workdir=DIR is needed" in line

@@ -44,6 +44,7 @@ from scalelab.index.waiting import wait_until_free
 from scalelab.stores import mirror
 from scalelab.sweep import trials
 from scalelab.sweep.executors import choice, jobs
+from scalelab.sweep.executors.slurm import write_batch_script
 from scalelab.sweep.trials import group_into_packs
 
 if TYPE_CHECKING:
@@ -111,6 +112,29 @@ def sweep(
         trials = _load_trials(config, overrides, grid, folder)
         verdicts = _train_trials(folder, trials, file, judge, frozenset(allow_change), force, take_over, progress, show)
     return Swept(folder, {name: verdicts[name] for name in trials if name in verdicts})
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepDraft:
+    """What a sweep would train: {pack: its trials}, and the batch script of its array (Slurm only, else "")."""
+
+    packs: Mapping[str, Sequence[str]]
+    script: str
+
+
+@check_arguments(workdir=WORKDIR, grid=GRID, slurm=SLURM)
+def draft_sweep(
+    config: Config, workdir: Path, overrides: Overrides | None = None, *,
+    grid: Sequence[Mapping[str, object]] | None = None, executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, progress: Progress = silent,
+) -> SweepDraft:  # fmt: skip
+    """Say what `sweep` would train and submit (`scalelab sweep --dry-run`); writes nothing and asks no cluster."""
+    chosen = choice.make_choice(executor, slurm, max_parallel, lambda line: progress({"note": line}), None)
+    folder = pathlib.Path(workdir)
+    packs = group_into_packs(_load_trials(config, overrides, grid, folder))
+    is_slurm = executor == "slurm"
+    script = write_batch_script(folder, chosen.slurm, max_parallel, len(packs)) if is_slurm else ""
+    return SweepDraft({pack: tuple(names) for pack, names in packs.items()}, script)
 
 
 @contextlib.contextmanager

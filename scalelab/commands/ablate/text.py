@@ -19,6 +19,7 @@ def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
     ]
     rows = [[_loss_row(rung), [times(rung, key) for key in known]] for rung in result["rungs"]]
     lines = align_columns([head, *([*first, *rest] for first, rest in rows)])
+    lines.append("losses: geometric means over seeds, as m is a ratio (`scalelab sweep` prints arithmetic means)")
     law, unit = result["law"], result["law"]["unit"]
     lines += [f"{baseline}'s law: {law['E']:.4g} + {law['A']:.4g} (C / {unit:.3g})^-{law['alpha']:.4g}"]
     lines += [*_trend(result["trend"]), *_target(result["target"])]

@@ -1,34 +1,43 @@
 """`scalelab fit SOURCE…`: fit a scaling law and report how far to trust it.
 
-A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .tsv, .jsonl (or .gz) or .parquet table:
   scalelab fit runs/quickstart --target-flops=4e12
   scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --figures=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
   scalelab fit sweep.csv --best-of=lr,batch --per=N,D --target-values=N=1e9,D=1e11
-A table needs two of N, D and C: C = 6ND gives the third. Usual names (params, tokens, flops, final_loss, …) and numbers
-as people write them (50M, 1,234,567, 1.3B) are read, and a line says so. Runs that diverged or didn't finish are never
-fitted.
-A law of curves takes runs of one model that differ in schedule and seed, and predicts the whole curve of another:
   scalelab fit runs/a runs/b runs/c --law=annealing --predict-run=runs/d --schedule-of=configs/mine.py
-or a table with columns run, step, lr, loss, where --predict-run names a run. The LR of every step comes from each run's
-config, intervals from differences between runs and from schedules that are left out in turn.
-A ladder to accuracy predicts what a larger model scores on a task, from its loss there:
   scalelab fit ladder.csv --accuracy --columns=loss=task_loss,accuracy=acc --target-values=N=7e9,D=4e12
-scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
+
+A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .tsv, .jsonl (or .gz) or .parquet table. A table needs
+two of N, D and C: C = 6ND gives the third. Usual names (params, tokens, flops, final_loss, …) and numbers as people
+write them (50M, 1,234,567, 1.3B) are read, and a line says so. Runs that diverged or didn't finish are never fitted.
+
+Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 
     scalelab fit runs/quickstart --target-flops=3.2e12 --figures=figures
 """
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from scalelab.cli.foreign import add_sources
+from scalelab.cli.help import COLUMNS
 from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path, whole_number
-from scalelab.commands.fit.options import CURVES, known_laws, law_docs, refuse_idle
+from scalelab.commands.fit.options import CURVES, known_laws, law_docs, law_names, refuse_idle
 from scalelab.numbers.written import parse_count
 
+DETAILS = """how curves, ladders and the output are read.
+
+A law of curves (--law=annealing, multi_power) takes runs of one model that differ in schedule and seed, and predicts
+the whole curve of another, or of a table with columns run, step, lr, loss, where --predict-run names a run. The LR of
+every step comes from each run's config, intervals from differences between runs and from schedules that are left out
+in turn. A ladder to accuracy (--accuracy) predicts what a larger model scores on a task, from its loss there.
+scalelab/laws/README.md explains the output.
+"""
+COMMON = ("columns", "where", "law", "best_of", "per", "by", "approach", "bootstrap", "target_flops", "target_values",
+    "holdout", "tournament", "figures", "next_runs", "grid", "accuracy", "predict_run")  # fmt: skip
 RENAMED = {"--n": "--n-convention", "--plot": "--figures", "--target": "--determine"}
 
 
@@ -56,8 +65,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    text = f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}"
-    parser = Parser("fit", text, RENAMED, stored={"sources": {}})
+    names = "laws (--law=NAME, or your own as pkg.mod:fn):\n" + textwrap.fill(", ".join(law_names()), COLUMNS)
+    parser = Parser("fit", f"{__doc__}\n{names}", RENAMED, stored={"sources": {}})
+    parser.shorten_help(COMMON, f"{DETAILS}\nequations of the laws:\n{known_laws()}")
     what = "a folder of runs, or a .csv, .tsv, .jsonl (or .gz) or .parquet table"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=what)
     _rows(parser.add_argument_group("which rows").add_argument)

@@ -46,6 +46,11 @@ def known_laws() -> str:
     return "\n".join(f"  {name:<16} {line}" for file in (*FORMS, CURVES) for name, line in law_docs(file).items())
 
 
+def law_names() -> list[str]:
+    """List the names of the built-in laws."""
+    return [name for file in (*FORMS, CURVES) for name in law_docs(file)]
+
+
 def finished_words(options: Any) -> list[str]:
     """The words of --finished."""
     return [word.strip() for word in (options.finished or "").split(",") if word.strip()]

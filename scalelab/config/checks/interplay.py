@@ -8,6 +8,7 @@ config may be made for several values of another key. Configs of existing runs a
 from typing import TYPE_CHECKING, Any
 
 from scalelab.config.checks.combinations import DECAYING
+from scalelab.config.checks.validate import check_profile
 from scalelab.config.choices import GUARD_POLICIES
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput
@@ -21,6 +22,7 @@ FIRST_MILESTONE = 0.8  # share of train.steps at which multi_step's LR falls fir
 def check_plans(config: "ConfigDict") -> None:
     """Raise BadInput for schedules whose parts don't fit into the run or into each other."""
     schedule, steps = config.schedule, config.train.steps
+    check_profile(config.log.profile, steps)
     first_fall = _first_fall(config)
     if schedule.warmup_steps - 1 > first_fall:
         room = max(first_fall + 1, 0)

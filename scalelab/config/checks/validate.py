@@ -77,3 +77,25 @@ def parse_group_multipliers(text: str) -> dict[str, float]:
         if name not in PARAMETER_GROUPS:
             raise BadInput(f"optim.groups: {name!r} is not a group of parameters{nearest_hint(name, PARAMETER_GROUPS)}")
     return {name: float(multiplier) for name, multiplier in multipliers.items()}
+
+
+def parse_profile(text: str) -> tuple[int, int] | None:
+    """Parse `log.profile`, `100:103` or `100`, as (first, last) step; None for "". BadInput for anything else."""
+    if not text:
+        return None
+    first, _, last = text.partition(":")
+    try:
+        window = int(first), int(last or first)
+    except ValueError:
+        window = (0, 0)
+    if not 1 <= window[0] <= window[1]:
+        raise BadInput(f"log.profile={text!r} is not FIRST:LAST of steps from 1 on, such as 100:103")
+    return window
+
+
+def check_profile(text: str, steps: int) -> None:
+    """Refuse a window of `log.profile` that a run of `steps` steps doesn't have: BadInput."""
+    window = parse_profile(text)
+    if window and window[1] > steps:
+        low = max(1, steps - (window[1] - window[0]))
+        raise BadInput(f"log.profile={text!r}: the run has {steps} steps; nearest: {low}:{steps}")

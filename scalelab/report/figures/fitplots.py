@@ -10,35 +10,36 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.trust.information import sizes_and_tokens
+from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.decision import optimal_size
 from scalelab.laws.use.isoflop import IsoFlop, group_budgets
 from scalelab.report.figures.lawplots import STAR_MARK, plot_isoflops
-from scalelab.report.figures.profileplots import plot_profiles
+from scalelab.report.figures.lossplot import CURVE_POINTS, Drawn, fitted_budgets, plot_fit, splits_budget
 from scalelab.report.figures.style import (
     ACCENT,
     INK,
-    LOSS_LABEL,
     MUTED,
     make_figure,
     save_figure,
     set_log_axis,
     styled,
-    value_colours,
     write_pdf_and_csv,
 )
 from scalelab.report.tables import format_scientific, format_short
 
 DOTS_PER_INCH = 130
-CURVE_POINTS = 60  # points of a drawn line
 BAND_RESAMPLES = 300  # resamples behind a decision's band: few suffice, as its edges are only drawn
 EXTRAPOLATION_FACTOR = 10.0  # multiple of the largest known budget up to which a decision is drawn
-Drawn = tuple[Figure, list[dict[str, Any]]]
+PANEL_RISE_FACTOR = 4.0  # height of a profile's panel, in rises to the threshold
+HISTOGRAM_BINS = 30
+LOG_AXIS_RATIO = 20.0  # ratio of high to low from which a profile's axis is logarithmic
 
 
 def write_fit_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[str, float]) -> list[str]:
@@ -81,75 +82,6 @@ def _png(folder: str | os.PathLike[str], name: str, fig: Figure) -> str:
     path = pathlib.Path(folder) / f"{name}.png"
     save_figure(path, fig, dpi=DOTS_PER_INCH, metadata={"Software": "scalelab"})
     return str(path)
-
-
-def splits_budget(fitted: Fitted, held: Mapping[str, float]) -> bool:
-    """Whether the law, with its other columns held, splits a budget between N and D."""
-    columns = set(fitted.law.columns)
-    size = {"N", "D"} <= columns or {"C", "M"} <= columns
-    return size and fitted.law.target == "loss" and columns <= {"N", "D", "C", "M", *held}
-
-
-def fitted_budgets(fitted: Fitted) -> np.ndarray:
-    """C of every fitted row [P] (k N D if the law has no C); empty for a law without either."""
-    N, D = sizes_and_tokens(fitted.problem.columns, fitted.k)
-    return np.asarray(fitted.problem.columns.get("C", fitted.k * N * D), float)
-
-
-@styled
-def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
-    """Draw the fit: left measured losses and the law over compute (else its first column), right the residuals."""
-    law, columns = fitted.law, fitted.problem.columns
-    x_name = "C" if len(fitted_budgets(fitted)) else law.columns[0]
-    x = fitted_budgets(fitted) if x_name == "C" else columns[x_name]
-    measured, predicted = fitted.problem.target, law(columns, fitted.params)
-    shade_by = next((name for name in ("N", "width") if name in columns and name != x_name), None)
-    colours = value_colours(columns[shade_by].tolist()) if shade_by else {}
-    colour = [colours[value] for value in columns[shade_by].tolist()] if shade_by else MUTED
-    fig, (left, right) = make_figure(9.6, 4.0, 2)
-    left.scatter(x, measured, c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
-    right.scatter(x, 100 * (measured / predicted - 1), c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
-    line = _curve(fitted, held, x_name, x)
-    if line:
-        at = "".join(f", {name} = {format_short(value)}" for name, value in held.items())
-        label = f"the law at the best N{at}" if x_name == "C" and len(law.columns) > 1 else "the law"
-        left.plot(*line, color=INK, lw=1.6, label=label, zorder=4)
-        left.legend(loc="best")
-    right.axhline(0, color=INK, lw=0.8)
-    target = LOSS_LABEL if law.target == "loss" else law.target
-    for ax in (left, right):
-        set_log_axis(ax, flops=x_name == "C")
-        ax.set(xlabel="C (FLOPs)" if x_name == "C" else x_name)
-    left.set(ylabel=target, title=f"{law.name}: {fitted.problem.points} rows")
-    right.set(ylabel="measured / fitted − 1 (%)", title="Residuals")
-    if shade_by:
-        _shade_legend(fig, colours, shade_by)
-    rows = [{"kind": "row", **{name: columns[name][i] for name in columns}, x_name: x[i], "measured": measured[i],
-             "fitted": predicted[i]} for i in range(len(x))]  # fmt: skip
-    rows += [{"kind": "law", x_name: at, "fitted": value} for at, value in zip(*line, strict=True)] if line else []
-    return fig, rows
-
-
-def _curve(
-    fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Evaluate the law over x: at each budget's best N, or over its only column; None for several other columns."""
-    at = np.geomspace(x.min(), x.max(), CURVE_POINTS)
-    if fitted.law.columns == (x_name,):
-        return at, fitted.law({x_name: at}, fitted.params)
-    if not splits_budget(fitted, held):
-        return None
-    N = np.array([optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0] for C in at])
-    N = np.where((N > 0) & np.isfinite(N), N, np.nan)  # a budget without a best size leaves a gap in the line
-    D = at / (fitted.k * N)
-    return at, fitted.law({**held, "N": N, "D": D, "C": at, "M": D / N}, fitted.params)
-
-
-def _shade_legend(fig: Figure, colours: Mapping[Any, str], title: str) -> None:
-    known = list(colours)
-    known = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(5, len(known)))]
-    handles = [Line2D([], [], color=colours[value], marker="o", ls="", label=format_short(value)) for value in known]
-    fig.legend(handles=handles, title=title, loc="outside right upper", title_fontsize=8)
 
 
 @styled
@@ -206,3 +138,86 @@ def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np
         intervals.append((point, *(central_interval(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
     best, low, high = np.array(intervals).T
     return best, low, high
+
+
+@styled
+def plot_profiles(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
+    """Draw profiles: how much worse the best fit is with one parameter held fixed; bars: resamples."""
+    names = list(fitted.identifiability)
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    fig = Figure(figsize=(3.3 * columns, 2.7 * lines), layout="constrained")
+    axes = fig.subplots(lines, columns, squeeze=False)
+    rows: list[dict[str, Any]] = []
+    for ax, name in zip(axes.flat, names, strict=False):
+        rows += _profile_panel(ax, fitted, name, fitted.identifiability[name])
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    for ax in axes[:, 0]:
+        ax.set(ylabel="rise of the objective (%)")
+    handles = [Line2D([], [], color=INK, marker="o", ms=3, label="profile"),
+               Line2D([], [], color=ACCENT, ls="--", label=f"threshold, {fitted.level:.0%}"),
+               Line2D([], [], color=MUTED, lw=6, alpha=0.4, label="resamples")]  # fmt: skip
+    fig.legend(handles=handles[: 2 + bool(fitted.bootstrap)], loc="outside lower center", ncols=3)
+    return fig, rows
+
+
+def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -> list[dict[str, Any]]:
+    least, best = fitted.best.value, fitted.params[name]
+    scale = 100 / abs(least) if least else 1.0
+    end = (profile.threshold - least) * scale
+    ends = [at for at in profile.interval if at is not None]  # more exact than the points beside them
+    values, objective = np.append(profile.values, ends), np.append(profile.objective, [profile.threshold] * len(ends))
+    order = np.argsort(values)
+    values, objective = values[order], objective[order]
+    rise = (objective - least) * scale
+    resamples = fitted.bootstrap.params[name] if fitted.bootstrap else np.empty(0)
+    shown = _window(values, rise, PANEL_RISE_FACTOR * end, resamples, fitted.level)
+    log = shown[0] > 0 and shown[1] / shown[0] > LOG_AXIS_RATIO
+    ax.plot(values, rise, color=INK, marker="o", ms=2.5, lw=1.2, zorder=3)
+    ax.axhline(end, color=ACCENT, ls="--", lw=1.1)
+    low, high = (edge if at is None else at for at, edge in zip(profile.interval, shown, strict=True))
+    ax.axvspan(max(low, shown[0]), min(high, shown[1]), color=ACCENT, alpha=0.10, lw=0)
+    known = profile.verdict == "identified"
+    ax.plot(best, 0.0, **STAR_MARK, color=ACCENT if known else "white")
+    bars = _bars(ax, resamples, shown, log) if len(resamples) else []
+    ax.set(xlim=shown, ylim=(-0.06 * PANEL_RISE_FACTOR * end, PANEL_RISE_FACTOR * end) if end > 0 else None)
+    ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
+    if log:
+        set_log_axis(ax)
+    rows = [
+        {"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
+        for value, at in zip(values, objective, strict=True)
+    ]
+    return rows + [{"kind": "resamples", "parameter": name, **bar} for bar in bars]
+
+
+def _window(
+    values: np.ndarray, rise: np.ndarray, top: float, resamples: np.ndarray, level: float
+) -> tuple[float, float]:
+    """Choose the part of the axis to show: where the profile is below `top`, and the resamples' interval."""
+    below = np.flatnonzero(rise <= top)
+    first, last = (below[0], below[-1]) if len(below) else (0, len(values) - 1)
+    low, high = values[first], values[last]
+    if first > 0:
+        low = np.interp(-top, -rise[first - 1 : first + 1], values[first - 1 : first + 1])
+    if last < len(values) - 1:
+        high = np.interp(top, rise[last : last + 2], values[last : last + 2])
+    if len(resamples):
+        ends = central_interval(resamples, level)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return (float(low), float(high)) if low < high else (float(low) - 1e-3, float(high) + 1e-3)
+
+
+def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> list[dict[str, Any]]:
+    """Draw a histogram of the resamples behind the curve, on its own axis; returns its bars."""
+    edges = np.geomspace(*shown, HISTOGRAM_BINS + 1) if log else np.linspace(*shown, HISTOGRAM_BINS + 1)
+    counts, _ = np.histogram(values, edges)
+    behind = ax.twinx()
+    behind.stairs(counts, edges, fill=True, color=MUTED, alpha=0.35)
+    behind.set(ylim=(0, 2.2 * max(counts.max(), 1)), yticks=[])
+    behind.spines["right"].set_visible(False)
+    behind.grid(False)
+    ax.set_zorder(behind.get_zorder() + 1)
+    ax.patch.set_visible(False)
+    return [{"low": low, "high": high, "count": n} for low, high, n in zip(edges, edges[1:], counts, strict=False)]

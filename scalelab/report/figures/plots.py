@@ -85,7 +85,7 @@ def plot_loss_curves(
     _limit(ax, groups, y)
     marks = _mark_events(ax, groups, events, x, y) + _floor(ax, floor)
     if held in groups:
-        marks.insert(0, Line2D([], [], color=ACCENT, lw=1.8, label="held-out run"))
+        marks.insert(0, Line2D([], [], color=INK, lw=1.8, label="held-out run"))
     add_legend(fig, ax, colours, colour_title, marks)
     ax.set(xlabel=AXIS_LABELS[x], ylabel=LOSS_LABEL if y == "val_loss" else "training loss (nats/token)")
     ax.set_title(figure_title(title))
@@ -105,7 +105,7 @@ def _draw(
             "alpha": 0.9,
         }
         if run == held:
-            look |= {"color": ACCENT, "lw": 1.8, "zorder": 3}
+            look |= {"color": INK, "lw": 1.8, "zorder": 3}  # ACCENT is that of alarms
         if len(lines) < 30:
             look |= {"marker": "o", "ms": 5 if len(lines) == 1 else 3 if len(groups) < 8 else 1.8}
         ax.plot(*points, **look)

@@ -115,7 +115,7 @@ def _settings_table(answer: SweepAnswer) -> str:
         ranked = sorted(answer.settings, key=lambda each: each.rank or math.inf)[:MOST_SETTINGS]
         few = dataclasses.replace(answer, settings=tuple(ranked))
         note = html.render_paragraph(f"The best {MOST_SETTINGS} of {len(answer.settings):,} settings.", "soft")
-    return note + html.render_table(wording.answer_cells(few), wording.answer_columns(few))
+    return note + html.render_table(wording.answer_cells(few), wording.answer_columns(few), "stack")
 
 
 def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:

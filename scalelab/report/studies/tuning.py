@@ -168,7 +168,14 @@ def plot_isolated(rows: Sequence[Mapping[str, Any]], key: str, scale: str, inter
     if losses:
         middle = losses[math.ceil(0.75 * (len(losses) - 1))]
         reach = max(middle - losses[0], 1e-6)
-        ax.set_ylim(losses[0] - 0.08 * reach, middle + reach)  # the worst quarter may lie far above
+        top = middle + reach  # the worst quarter may lie far above
+        ax.set_ylim(losses[0] - 0.08 * reach, top)
+        above = [row for row in rows if row["loss"] is not None and row["loss"] > top]
+        if above:
+            places = [place(row[key]) for row in above]
+            name = f"{len(above)} above, to {losses[-1]:.4g}"
+            ax.plot(places, [0.985] * len(above), "^", color=MUTED, ms=5, label=name, clip_on=False,
+                    transform=ax.get_xaxis_transform())  # fmt: skip
     if scale != "linear":
         set_log_axis(ax)
     ax.set(xlabel=f"1 - {key}" if scale == "one_minus" else key, ylabel=LOSS_LABEL, title=f"losses over {key}")

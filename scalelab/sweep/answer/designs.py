@@ -12,10 +12,15 @@ LEAST_CHANGE = 0.02  # of any of them: less is rounding, or a few parameters of 
 
 
 def find_design_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> tuple[str, ...]:
-    """Those of `keys` whose value changes N, D or C of finished runs that are equal in the other keys."""
+    """Those of `keys` that change N, D or C of finished runs: alone, or only together, as the rungs of an ablation do.
+
+    A key counts as moving together with the size if each size has one value of it, and the values differ.
+    """
     finished = [row for row in rows if row["status"] == "done" and not row.get("mixed")]
     may = [key for key in keys if key == STEPS_KEY or key not in traced_keys()]
-    return tuple(key for key in may if _changes_size(finished, key, [other for other in keys if other != key]))
+    alone = [key for key in may if _changes_size(finished, key, [other for other in keys if other != key])]
+    together = {key for group in group_rows(finished, alone) for key in may if _moves_with_size(group, key)}
+    return tuple(key for key in may if key in alone or key in together)
 
 
 def find_unequal_columns(rows: Sequence[Mapping[str, Any]], design: Sequence[str]) -> tuple[str, ...]:
@@ -31,6 +36,16 @@ def _changes_size(rows: Sequence[Mapping[str, Any]], key: str, others: Sequence[
         if any(_differs(firsts, column) for column in SIZE_COLUMNS):
             return True
     return False
+
+
+def _moves_with_size(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether each size among the rows has one value of the key, and there are several sizes and values."""
+    sizes: list[list[Mapping[str, Any]]] = []
+    for row in rows:
+        alike = next((size for size in sizes if not any(_differs([size[0], row], c) for c in SIZE_COLUMNS)), None)
+        sizes.append([row]) if alike is None else alike.append(row)
+    one_each = all(len(group_rows(size, [key])) == 1 for size in sizes)
+    return len(sizes) > 1 and one_each and len(group_rows(rows, [key])) > 1
 
 
 def _differs(rows: Sequence[Mapping[str, Any]], column: str) -> bool:

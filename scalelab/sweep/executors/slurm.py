@@ -13,6 +13,8 @@ import math
 import os
 import pathlib
 import secrets
+import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -124,13 +126,7 @@ class SlurmArray:
         records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
         executor.update_parameters(
-            job_name=sweep_jobs.job_name(self.folder),
-            comment=submission,
-            time=None,
-            wckey=None,
-            stderr_to_stdout=True,
-            array_parallelism=self.max_parallel or len(packs),
-            additional_parameters={key: value or True for key, value in self.settings.items()} | {"requeue": True},
+            **array_parameters(self.folder, self.settings, self.max_parallel or len(packs), submission)
         )
         given = submission, self.judge, user_code.export_permissions()
         try:
@@ -142,6 +138,49 @@ class SlurmArray:
             lock.remove_empty([place / "jobs", place])
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
         self.report(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
+
+
+def array_parameters(
+    folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, submission: str
+) -> dict[str, Any]:
+    """Build submitit's parameters for the array of a sweep in `folder`."""
+    return {
+        "job_name": sweep_jobs.job_name(folder),
+        "comment": submission,
+        "time": None,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "array_parallelism": max_parallel,
+        "additional_parameters": {key: value or True for key, value in settings.items()} | {"requeue": True},
+    }
+
+
+def write_batch_script(folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, n_packs: int) -> str:
+    """Write the script that sbatch would get for `n_packs` packs, without a cluster and without submitting it.
+
+    BadInput for an option that the submission sets itself or, where Slurm is installed, that sbatch doesn't know.
+    """
+    _import_submitit()
+    from submitit.slurm.slurm import _make_sbatch_string  # an executor itself asks for srun
+
+    if queue.is_installed():
+        check_settings(settings)
+    else:
+        refuse_reserved(settings)
+    folder = folder.absolute()
+    place = element.submissions_folder(folder) / "jobs"
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(place))}"
+    parameters = array_parameters(folder, settings, max_parallel or n_packs, "SUBMISSION")
+    count = n_packs if n_packs > 1 else None  # submitit makes no array of one job
+    return _make_sbatch_string(command=command, folder=place, map_count=count, **parameters) + "\n"
+
+
+def refuse_reserved(settings: Mapping[str, str]) -> None:
+    """BadInput for an option of sbatch that the submission sets itself."""
+    for key in settings:
+        if key in RESERVED:
+            instead = f"; see {RESERVED[key]}" if RESERVED[key] else ""
+            raise BadInput(f"--slurm.{key} is set by scalelab{instead}")
 
 
 def _import_submitit() -> Any:
@@ -165,10 +204,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
         known = queue.list_options()
     except OSError as error:
         raise BadInput(f"--executor=slurm: Slurm doesn't answer: {error}") from None
+    refuse_reserved(settings)
     for key in settings:
-        if key in RESERVED:
-            instead = f"; see {RESERVED[key]}" if RESERVED[key] else ""
-            raise BadInput(f"--slurm.{key} is set by scalelab{instead}")
         if key not in known:
             raise BadInput(f"--slurm.{key} is no option of sbatch{nearest_hint(key, known)}")
 

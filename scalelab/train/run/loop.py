@@ -4,6 +4,7 @@ It drives a list of runs that share a compiled program; a single run is a list o
 after the next one was sent, so the device never waits for the host.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -25,6 +26,7 @@ from scalelab.train.run.reader import MetricReader
 from scalelab.train.run.rerun import Rerun, Taken, copy_states
 from scalelab.train.run.run import Run
 from scalelab.train.run.session import Progress, Saver, Session
+from scalelab.train.run.trackers.profile import Profiler
 from scalelab.train.run.trackers.sinks import SinkReport
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
@@ -90,7 +92,8 @@ def train_runs(
                 _evaluate(parts, states, 0)
             if not start and any(alarms.policy.rewinds for alarms in parts.alarms):
                 _save(parts, step, states, False)  # what a run that diverges before its first save goes back to
-            step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(session.stop), until)
+            with contextlib.closing(parts.profiler):
+                step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(session.stop), until)
             return _finish(parts, start[0] if start else None, step, states, stopped, until)
         finally:
             for run in runs.values():
@@ -111,6 +114,7 @@ class _Parts(NamedTuple):
     pulse: Pulse
     session: Session
     rerun: Rerun | None  # guard.rerun
+    profiler: Profiler
 
 
 def _prepare(
@@ -138,7 +142,9 @@ def _prepare(
     ]
     reader = MetricReader(runs, feed, session.progress, pulse, alarms)
     rerun = Rerun(runs, program) if runs[0].spec.static.guard.rerun else None
-    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session, rerun)
+    profiler = Profiler(runs[0].config.log.profile, runs[0].folder, step, session.progress)
+    names = list(by_name)
+    return _Parts(runs, names, alive, program, feed, alarms, reader, checkpoints, pulse, session, rerun, profiler)
 
 
 def _take_steps(
@@ -148,8 +154,10 @@ def _take_steps(
     runs, reader, pulse, session, config = parts.runs, parts.reader, parts.pulse, parts.session, parts.runs[0].config
     stopped, end = False, until or config.train.steps
     while step < end and any(run.status == "running" for run in runs) and not stopped:
-        n = pulse.steps_at_once = min(_stop_before(step, runs[0]), end) - step
-        states = _dispatch(parts, states, step, n)
+        n = pulse.steps_at_once = min(_stop_before(step, runs[0]), end, *parts.profiler.stop_before(step)) - step
+        with parts.profiler.around(step):
+            states = _dispatch(parts, states, step, n)
+        parts.profiler.end(step + n, states)
         step, last = step + n, step + n == end
         if step == config.train.steps or step % config.eval.every_steps == 0:
             _evaluate(parts, states, step)

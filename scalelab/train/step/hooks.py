@@ -3,34 +3,38 @@
 They are traced like the step itself, so Python's `if` can't look at an array. On a mesh their arrays are whole, and the
 compiler shards the work (`auto_axes`); in a pack each trial has its own. `scalelab.testing` has a contract for each.
 
-Shapes: B batch, S sequence, D d_model, V vocab.
+Shapes: L layers, B batch, S sequence, D d_model, V vocab.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, auto_axes
 
-from scalelab.config import Static
+from scalelab.config import ModelShape, Static
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.attention.documents import DocumentEnds, SplitTokens
+from scalelab.model.declare import with_variables
+from scalelab.model.pieces import end_in_logits, run_pieces
 from scalelab.model.sums.block_sums import LOSSES
 from scalelab.model.sums.cross_entropy import softcap_logits
 from scalelab.model.sums.measures import when
+from scalelab.model.transformer import CALL, KEPT, make_pieces
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
-from scalelab.precision.policy import POLICIES
+from scalelab.precision.policy import POLICIES, Policy
 from scalelab.precision.products import product_precision
 from scalelab.sharding import has_explicit_mesh, without_mesh
 from scalelab.train.step.metrics import describe_unloggable
 from scalelab.user_code import user_function
 
 LOSS_TERM = "loss_term"  # the metric of `train.loss`: its value, the mean over the batch's tokens
+STREAM = "stream"  # among activations: the residual stream after each layer
 EVAL_PREFIX = "eval/"  # before the names of `eval.metrics` in the log
 
 
@@ -45,6 +49,59 @@ class StepArrays(NamedTuple):
     loss: jax.Array  # nats a token
     lr: jax.Array
     h: Hparams  # every traced number of the config, by its key: a.h.optim.peak_lr
+
+
+class Step(StepArrays):
+    """`StepArrays` of a step whose forward pass can be run again: what `train.metrics` gets.
+
+    Nothing is computed unless a method is called, and then only on steps that are logged.
+    """
+
+    static: Static
+    ends: DocumentEnds | None
+    variables: Any  # of the modules, that are not parameters
+
+    def logits(self, rows: int | None = None) -> jax.Array:
+        """Logits [rows, S, V] in fp32 of the batch's first `rows` sequences (default: all), before the update."""
+        return self._run_forward(rows)[0]
+
+    def activations(self, rows: int | None = None) -> dict[str, jax.Array]:
+        """{module: its output [L, rows, S, …]} of the same forward pass, e.g. `mlp/up`; `stream` after each layer."""
+        return self._run_forward(rows)[1]
+
+    def _run_forward(self, rows: int | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if self.static.layout.stage > 1:
+            raise BadInput(
+                f"train.metrics={self.static.own_metrics!r} asks for activations or logits, which need the model in "
+                f"one piece: parallel.stage=1, not {self.static.layout.stage}"
+            )
+        policy = POLICIES[self.static.precision]
+        tokens = documents.split_inputs_targets(self.tokens[:rows], self.ends)
+        params = with_variables(self.params, self.variables)
+        with product_precision(policy):
+            return keep_activations(self.static.model, params, tokens, policy)
+
+
+def keep_activations(
+    shape: ModelShape, params: Any, tokens: SplitTokens, policy: Policy
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Run the model forward: logits [B, S, V] in fp32, and {module: its output [L, B, S, …]} in the compute dtype.
+
+    `stream` is the residual stream after each layer; other names are the modules' own, e.g. `mlp/up`. Where a model
+    stacks blocks of several kinds, whose modules differ, `stream` alone is there.
+    """
+    pieces = make_pieces(shape, policy, tokens, end_in_logits(shape), keep=True)
+    logits_BSV, written = run_pieces(shape, pieces, params)
+    return logits_BSV, dict(_by_module(written[KEPT], ""))
+
+
+def _by_module(kept: Mapping[str, Any], path: str) -> Iterator[tuple[str, jax.Array]]:
+    """(path, the first array that the call returned) of each module; the block's own is the stream."""
+    for name, value in kept.items():
+        if isinstance(value, Mapping):
+            yield from _by_module(value, f"{path}/{name}".lstrip("/"))
+        elif name == CALL and (arrays := jax.tree.leaves(value)):
+            yield path or STREAM, arrays[0]
 
 
 class LossArrays(NamedTuple):
@@ -125,24 +182,37 @@ def _as_array(value: Any) -> jax.Array:
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.int32)
 
 
-def step_metrics(static: Static, due: jax.Array, arrays: StepArrays, reserved: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The values of `train.metrics`, computed only where `due`; zeros elsewhere. `reserved`: the step's own names."""
+def step_metrics(
+    static: Static,
+    due: jax.Array,
+    arrays: StepArrays,
+    reserved: tuple[str, ...],
+    beside: tuple[DocumentEnds | None, Any] = (None, None),
+) -> dict[str, jax.Array]:
+    """The values of `train.metrics`, computed only where `due`; zeros elsewhere. `reserved`: the step's own names.
+
+    `beside`: what ends a document, and the modules' variables, for a forward pass that the function may ask for.
+    """
     if not static.own_metrics:
         return {}
     what = f"train.metrics={static.own_metrics!r}"
     function = user_function(static.own_metrics, "train.metrics", "a function (arrays) -> {name: number}")
 
-    def values(arrays: StepArrays) -> dict[str, jax.Array]:
-        return _numbers(function(arrays), what, reserved)
+    Given = tuple[StepArrays, tuple[DocumentEnds | None, Any]]
+
+    def values(given: Given) -> dict[str, jax.Array]:
+        step = Step(*given[0])
+        step.static, (step.ends, step.variables) = static, given[1]
+        return _numbers(function(step), what, reserved)
 
     with without_mesh():
-        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arrays)
+        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (arrays, beside))
         shapes = jax.eval_shape(values, plain)
 
-    def if_due(due: jax.Array, arrays: StepArrays) -> dict[str, jax.Array]:
-        return when(due, values, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), arrays)
+    def if_due(due: jax.Array, given: Given) -> dict[str, jax.Array]:
+        return when(due, values, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), given)
 
-    result: dict[str, jax.Array] = _on_whole_arrays(if_due, due, arrays)
+    result: dict[str, jax.Array] = _on_whole_arrays(if_due, due, (arrays, beside))
     return result
 
 

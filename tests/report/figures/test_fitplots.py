@@ -8,7 +8,7 @@ import pytest
 from scalelab.laws import fit
 from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
-from scalelab.report.figures import fitplots, profileplots
+from scalelab.report.figures import fitplots
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 
@@ -43,6 +43,14 @@ def test_every_figure_is_a_picture_a_vector_and_its_numbers(drawn, fitted):
     assert np.sqrt(np.mean(np.log(measured / predicted) ** 2)) == pytest.approx(fitted.to_json()["residual_rms"])
     C, line = of_kind(drawn[0] / "fit.csv", "law", "C", "fitted")
     assert line == pytest.approx(optimal_allocation(ChinchillaParams(**fitted.params), C).loss)
+
+
+def test_curves_and_contours_are_the_closed_form_at_every_size(drawn, fitted):
+    p = fitted.params
+    for kind in ("curve", "contour"):
+        N, C, loss = of_kind(drawn[0] / "fit.csv", kind, "N", "C", "fitted")
+        assert loss == pytest.approx(p["E"] + p["A"] / N ** p["alpha"] + p["B"] / (C / (6 * N)) ** p["beta"])
+        assert len(set(N)) == (len(set(fitted.problem.columns["N"])) if kind == "curve" else fitplots.CURVE_POINTS)
 
 
 def test_the_decision_is_the_closed_form_and_its_band_holds_it(drawn, fitted):
@@ -90,7 +98,7 @@ def test_isoflops_are_drawn_with_their_minima(tmp_path):
 
 def test_a_panel_shows_what_lies_below_its_top_and_the_resamples():
     values, rise = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.array([8.0, 1.0, 0.0, 1.0, 9.0])
-    low, high = profileplots._window(values, rise, 2.0, np.empty(0), 0.9)
+    low, high = fitplots._window(values, rise, 2.0, np.empty(0), 0.9)
     assert (low, high) == pytest.approx((2 - 1 / 7, 4 + 1 / 8))
-    assert profileplots._window(values, rise, 2.0, np.linspace(0, 10, 101), 0.9) == pytest.approx((0.5, 9.5), abs=0.11)
-    assert profileplots._window(values, 0 * rise, 2.0, np.empty(0), 0.9) == (1.0, 5.0)
+    assert fitplots._window(values, rise, 2.0, np.linspace(0, 10, 101), 0.9) == pytest.approx((0.5, 9.5), abs=0.11)
+    assert fitplots._window(values, 0 * rise, 2.0, np.empty(0), 0.9) == (1.0, 5.0)

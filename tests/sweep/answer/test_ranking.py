@@ -198,6 +198,20 @@ def test_in_a_design_settings_are_ranked_at_each_size():
     assert "With train.steps = 100: best optim.peak_lr = 0.003, loss 3.9" in text and answer.best is None
 
 
+def test_rungs_that_change_width_depth_and_steps_together_have_no_best():
+    """No two rungs of an ablation differ in one key alone; the variant, which changes no size, is ranked at each."""
+    table = [
+        {"model.d_model": width, "model.n_layers": depth, "model.qk_norm": norm, SEED_KEY: seed, "status": "done",
+            "val_loss": 4 - width / 100 - 0.05 * norm + 0.001 * seed, "N": width**2 * depth, "D": 1000 * width,
+            "C": 6000 * width**3 * depth}
+        for width, depth in ((32, 2), (64, 4), (96, 6)) for norm in (False, True) for seed in (0, 1, 2)
+    ]  # fmt: skip
+    answer = answer_sweep(table, ["model.d_model", "model.n_layers", "model.qk_norm"])
+    assert answer.design == ("model.d_model", "model.n_layers") and answer.best is None
+    shown = [(each.setting.values["model.qk_norm"], each.verdict) for each in answer.settings]
+    assert shown == [(False, "worse"), (True, "best")] * 3
+
+
 def test_one_seed_ranks_but_tells_nothing_apart():
     answer = answered({1e-3: [2.5], 1e-2: [2.1], 1e-1: [2.9]})
     assert verdicts(answer) == {1e-3: "not compared", 1e-2: "best", 1e-1: "not compared"}

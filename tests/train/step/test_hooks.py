@@ -33,13 +33,14 @@ from scalelab.train.resume.weights import Weights
 from scalelab.train.step.gradients import compute_gradients
 from tests.quick import one_in
 from tests.train.runs import ROOT, SMALL
-from tests.train.step.test_step import H, batches, relative, setting
+from tests.train.step.test_step import H, batches, init, relative, setting, step
 
 PAGE = (ROOT / "docs" / "fork.md").read_text()
 OWN = {
     "train.metrics": "docs.own:moved", "eval.metrics": "docs.own:accuracy", "train.loss": "docs.own:confidence",
     "model.block": "docs.own:gained", "data.source": "docs.own:sums",
 }  # fmt: skip
+SILENT = "docs.own:silent"  # metrics of the step's activations and logits
 QUIET = "docs.own:quiet"  # a block with a loss of its own
 SEEDS = """
 from scalelab.configs.tiny import get_config
@@ -51,8 +52,8 @@ CONTRACT = """
 import json
 from docs import own
 from scalelab.testing import check_hooks, hooks
-functions = {"train.metrics": own.moved, "eval.metrics": own.accuracy, "train.loss": own.confidence,
-             "model.block": own.gained}
+functions = {"train.metrics": lambda a: own.moved(a) | own.silent(a), "eval.metrics": own.accuracy,
+             "train.loss": own.confidence, "model.block": own.gained}
 report = check_hooks(functions)
 hooks.MESH_LAYOUT = {"fsdp": 2, "context": 2}
 ring = check_hooks(functions, **{"data.documents": "mask", "log.layers_every": 1})
@@ -107,19 +108,38 @@ def test_a_stored_run_runs_no_code_that_only_it_names(swept, monkeypatch):
 
 def test_the_page_names_each_function_with_its_key():
     named = set(re.findall(r"--config\.((?:train|eval|model|data)\.\w+)=(docs\.own:\w+)", PAGE))
-    assert named == {*OWN.items(), ("model.block", QUIET)}
-    for name in (*OWN.values(), QUIET):
+    assert named == {*OWN.items(), ("model.block", QUIET), ("train.metrics", SILENT)}
+    for name in (*OWN.values(), QUIET, SILENT):
         source = re.search(
             rf"^def {name.partition(':')[2]}\(.*?(?=^def |\Z)", (ROOT / "docs/own.py").read_text(), re.M | re.S
         )
         assert len(source[0].strip().splitlines()) <= 15
-    user_code.trust_names(*OWN.values(), QUIET)
+    user_code.trust_names(*OWN.values(), QUIET, SILENT)
     lines = re.findall(r"^    scalelab (train .*--config\.\w+\.(?:metrics|loss|block|source)=.*)$", PAGE, re.MULTILINE)
-    assert len(lines) == 5
+    assert len(lines) == 6
     for words in map(shlex.split, lines):
         overrides, rest = config_lib.split_overrides(words)
         assert rest[:2] == ["train", "--config=configs/tiny.py"]
         config_lib.load(ROOT / "configs" / "tiny.py", overrides)
+
+
+def seen(a):
+    """`train.metrics` of the tests: what the forward pass of the step holds."""
+    kept, log_p = a.activations(), jax.nn.log_softmax(a.logits())
+    nats = -jnp.mean(jnp.take_along_axis(log_p, a.tokens[:, 1:, None], axis=-1))
+    up = kept["mlp_norm"] @ a.params["blocks"]["mlp"]["up"]["w"]
+    return {"nats": nats, "off": jnp.abs(kept["mlp/up"] - up).max(), "size": jnp.abs(up).max(),
+            "few": a.logits(rows=2).shape[0], **own.silent(a)}  # fmt: skip
+
+
+def test_metrics_see_the_activations_and_logits_of_the_step():
+    """Their cross-entropy is the loss that the step reports, which it computes in chunks without holding logits."""
+    user_code.trust_names("tests.train.step.test_hooks:seen")
+    static, h = setting(**{"train.metrics": "tests.train.step.test_hooks:seen"})
+    _, metrics = step(static, init(static, h), batches()[0], h)
+    assert float(metrics["nats"]) == pytest.approx(float(metrics["train_loss"]), rel=1e-5)
+    assert float(metrics["off"]) <= 1e-5 * float(metrics["size"]) and int(metrics["few"]) == 2
+    assert 0 < float(metrics["silent/share"]) < 1
 
 
 @pytest.mark.full
@@ -216,7 +236,7 @@ def test_functions_of_ones_own_keep_their_contract_alone_packed_and_on_a_mesh():
     assert done.returncode == 0, done.stderr[-2000:]
     layout, ring, values = json.loads(done.stdout.splitlines()[-1])
     assert (layout, ring) == ({"fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2})
-    assert {"eval/val_loss", "eval/accuracy", "moved/embed", "loss_term"} <= set(values)
+    assert {"eval/val_loss", "eval/accuracy", "moved/embed", "silent/share", "loss_term"} <= set(values)
 
 
 MISTAKES = """
@@ -242,7 +262,7 @@ def column(a):
 def number(a):
     return a.loss
 def absent(a):
-    return {"x": a.logits}
+    return {"x": a.logit}
 def text(a):
     return {"x": "high"}
 def no_argument():
@@ -286,7 +306,7 @@ REFUSED = {
         "builtin": "returned 'grad_norm', which the step logs itself: use mine/grad_norm",
         "column": "returned 'val_loss', which has the name of a value that every run has",
         "number": "a dict {name: number} is expected",
-        "absent": "line 24, in absent: AttributeError: 'StepArrays' object has no attribute 'logits'",
+        "absent": "line 24, in absent: AttributeError: 'Step' object has no attribute 'logit'",
         "text": "returned 'x', which holds several arrays: a metric is one number",
         "no_argument": "TypeError: no_argument() takes 0 positional arguments but 1 was given",
         "typo": "mistakes has no 'typo'",

@@ -11,10 +11,11 @@ from scalelab.optim.clip import clip_ratio
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
 from scalelab.train.step import hooks
+from scalelab.train.step.gradients import document_ends
 from scalelab.train.step.metrics import EXPERTS, LAYERS
 from scalelab.train.step.report import experts, layers
 from scalelab.train.step.report.read import read_metrics
-from scalelab.train.step.state import TrainState
+from scalelab.train.step.state import TrainState, model_variables
 from scalelab.train.step.variables import Outcome
 
 STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
@@ -49,7 +50,8 @@ def report(
         arrays = hooks.StepArrays(
             after.step, outcome.tokens, params, new_params, gradient.tree, verdict.loss, now.step.lr, outcome.h
         )
-        metrics |= hooks.step_metrics(static, logged, arrays, tuple(metrics))
+        beside = document_ends(static, outcome.h, outcome.step), model_variables(before)
+        metrics |= hooks.step_metrics(static, logged, arrays, tuple(metrics), beside)
     return metrics
 
 
