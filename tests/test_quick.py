@@ -50,7 +50,7 @@ BY_COMMAND = {
     "study": "commands/test_study.py::test_the_command_becomes_the_study",
     "reproduce": "commands/test_reproduce.py::test_a_number_that_does_not_come_out_is_exit_1",
     "report": "commands/test_report.py::test_a_page_is_written_and_named",
-    "completion": "commands/test_completion.py::test_every_command_is_there_and_zsh_reads_it_too",
+    "completion": "commands/test_completion.py::test_every_command_is_there",
     "note": "commands/test_note.py::test_a_note_stands_at_the_last_logged_step",
 }  # fmt: skip
 BY_ROOM = {

@@ -11,7 +11,7 @@ stats   print what a corpus holds by source and split: documents, tokens, bytes 
 
 Exit code: 0 done, 2 bad input.
 
-    scalelab data stats prepared --config.model.seq_len=512 --config.train.steps=2000
+    scalelab data stats prepared --config.model.seq_len=512
 """
 
 from scalelab import api
