@@ -177,7 +177,6 @@ def _choose_split(config: DataConfig, source: Source) -> tuple[dict[bytes, int],
         if not share.is_off(split_rules.FAR):
             break
         cut_bytes = split_rules.piece_bytes(whole.all_bytes, config.val_fraction, attempt)
-        cut_bytes = cut_bytes or split_rules.smallest_pieces(whole.all_bytes, config.val_fraction)
         sizes, held_out, share = _hold_out(config, source, cut_bytes)
     what = "n_tokens" if source.vocab_size else "text"
     split_rules.check_share(share, f"data.source={config.source!r}", f"use more {what}, or another data.val_fraction")

@@ -62,14 +62,8 @@ def check_share(share: Share, what: str, mend: str) -> None:
 
 
 def piece_bytes(all_bytes: int, asked: float, attempt: int) -> int:
-    """Size of the pieces for an attempt from 0 on; 0 if they would be too short."""
-    size = int(all_bytes * min(asked, 1 - asked) / PIECES[attempt])
-    return size if size >= SHORTEST else 0
-
-
-def smallest_pieces(all_bytes: int, asked: float) -> int:
-    """Size of the pieces for a text so short that PIECES don't fit: at least two, and enough for the share."""
-    return max(SHORTEST, int(all_bytes * min(asked, 1 - asked)) // 2)
+    """Size of the pieces for an attempt from 0 on."""
+    return max(SHORTEST, int(all_bytes * min(asked, 1 - asked) / PIECES[attempt]))
 
 
 def cut_document(document: bytes | np.ndarray, size: int, n_bytes: int | None = None) -> list[bytes | np.ndarray]:

@@ -131,7 +131,6 @@ def _smaller_pieces(
         share = part_share([units.read_record(job.units / unit.name) for unit in part], job.val_fraction)
         if share.all_bytes and share.is_off(splits.FAR):
             size = splits.piece_bytes(share.all_bytes, job.val_fraction, attempt)
-            size = size or splits.smallest_pieces(share.all_bytes, job.val_fraction)
             if size != cuts.get(name, [0, 0])[1]:
                 smaller[name] = [attempt + 1, size]
     return smaller

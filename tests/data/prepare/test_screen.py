@@ -1,0 +1,122 @@
+"""Copies are counted and left out, leaks are counted; held against sets of Python and an exact Jaccard similarity."""
+
+import itertools
+
+import pytest
+
+from scalelab.data.dataset import open_dataset
+from scalelab.data.prepare import corpus, specs, units
+from scalelab.data.prepare.request import Request
+from scalelab.data.sources.sources import DataConfig
+from scalelab.errors import BadInput
+from tests.data import corpora
+
+TEXTS = [text + " and that is all" for text in corpora.texts(120, seed=4)]
+HELD = [*TEXTS[:7], *corpora.texts(3, seed=5), *corpora.texts(1, seed=5)]  # 7 leaks, 1 copy
+
+
+@pytest.fixture
+def sources(tmp_path):
+    web = corpora.write(tmp_path / "web.jsonl", corpora.json_lines([*TEXTS, *TEXTS[:20]]))
+    return web, corpora.write(tmp_path / "held.jsonl", corpora.json_lines(HELD))
+
+
+def prepare(out, *sources, **options):
+    options = {"val_fraction": 0.0 if options.get("val_sources") else 0.1} | options
+    return {part["name"]: part for part in corpus.prepare_corpus(Request(sources, "bytes", out, **options))["parts"]}
+
+
+def stored(folder):
+    """{part: (training texts, validation texts)} of a prepared folder of bytes."""
+
+    def texts(split):
+        pairs = zip(split.shards, split.offsets, strict=True)
+        return [bytes(t[a : b - 1]).decode() for t, o in pairs for a, b in itertools.pairwise(o.tolist())]
+
+    return {
+        part.name: (texts(part.train), texts(part.val))
+        for part in open_dataset(DataConfig("prepared", str(folder))).parts
+    }
+
+
+def test_copies_and_leaks_are_counted_without_being_asked_for(tmp_path, sources):
+    web, held = sources
+    parts = prepare(tmp_path / "out", web, val_sources=[held])
+    assert (parts["web"]["duplicates"], parts["held"]["duplicates"]) == (20, 1)
+    assert (parts["held"]["leaks"], parts["web"]["leaks"], parts["web"]["dropped"]) == (7, 0, 0)
+    assert len(stored(tmp_path / "out")["web"][0]) == 140
+    split = prepare(tmp_path / "split", web)["web"]  # copies fall on one side: a split by hash has no leaks
+    assert split["leaks"] == 0 and split["duplicates"] == 20
+
+
+def test_dedup_keeps_the_first_of_copies_and_all_of_a_validation_set(tmp_path, sources, monkeypatch):
+    web, held = sources
+    monkeypatch.setattr(specs, "UNIT_BYTES", (1500, 1500))  # copies lie in other units than their first
+    parts = prepare(tmp_path / "out", web, val_sources=[held], dedup="exact")
+    train, val = stored(tmp_path / "out")["web"][0], stored(tmp_path / "out")["held"][1]
+    assert train == TEXTS[7:] and val == HELD
+    assert parts["web"]["dropped"] == 20 + 7 and parts["held"]["dropped"] == 0
+    split = prepare(tmp_path / "split", web, dedup="exact")["web"]
+    train, val = stored(tmp_path / "split")["web"]
+    assert sorted(train + val) == sorted(TEXTS) and split["dropped"] == 20
+    assert split["split"]["bytes"] == pytest.approx(len("".join(val).encode()) / len("".join(TEXTS).encode()))
+
+
+def test_stopped_anywhere_dedup_ends_with_the_same_bytes(tmp_path, sources, monkeypatch):
+    monkeypatch.setattr(specs, "UNIT_BYTES", (1500, 1500))
+    web, held = sources
+    prepare(tmp_path / "whole", web, val_sources=[held], dedup="exact")
+    from scalelab.data.prepare import merge, screen
+
+    for number, (room, name) in enumerate([(screen, "_filter_split"), (merge, "write_shard")]):
+        out, calls, work = tmp_path / f"out{number}", itertools.count(), getattr(room, name)
+        with monkeypatch.context() as patched:
+            patched.setattr(room, name, lambda *a, calls=calls, work=work: 1 / 0 if next(calls) == 1 else work(*a))
+            with pytest.raises(ZeroDivisionError):
+                prepare(out, web, val_sources=[held], dedup="exact")
+        again = prepare(out, web, val_sources=[held], dedup="exact")
+        assert stored(out) == stored(tmp_path / "whole") and again["web"]["dropped"] == 27
+
+
+def test_units_of_an_older_version_are_written_again(tmp_path, sources):
+    request, folder = Request([sources[0]], "bytes", tmp_path / "out"), tmp_path / "out"
+    with pytest.raises(units.Stopped):  # after the units, before the shards
+        corpus.prepare_corpus(request, stop=lambda: bool(list(folder.glob(".units/web-*/record.json"))))
+    for path in (tmp_path / "out").glob(".units/*/*.documents"):
+        path.unlink()
+    assert corpus.prepare_corpus(request)["parts"][0]["duplicates"] == 20
+
+
+def shingles(text):
+    """The 5-grams of the bytes of a text, which are its tokens."""
+    content = text.encode()
+    return {content[i : i + 5] for i in range(len(content) - 4)}
+
+
+def jaccard(a, b):
+    return len(shingles(a) & shingles(b)) / len(shingles(a) | shingles(b))
+
+
+def test_near_copies_are_those_of_a_jaccard_similarity_of_eight_tenths(tmp_path):
+    pytest.importorskip("datasketch", reason="scalelab[dedup] is not installed")
+    originals = [f"{text} {i}" for i, text in enumerate(corpora.texts(40, seed=6)) if len(text) > 150]
+    near = [text.replace(" the ", " a ", 1) + "!" for text in originals[:8]]
+    far = [text[: len(text) // 2] + corpora.texts(1, seed=100 + i)[0] for i, text in enumerate(originals[8:16])]
+    assert all(jaccard(a, b) > 0.9 for a, b in zip(originals, near, strict=False))
+    assert all(jaccard(a, b) < 0.7 for a, b in zip(originals[8:], far, strict=False))
+    web = corpora.write(tmp_path / "web.jsonl", corpora.json_lines([*originals, *far, *near[2:]]))
+    held = corpora.write(tmp_path / "held.jsonl", corpora.json_lines(near[:2]))
+    parts = prepare(tmp_path / "out", web, val_sources=[held], dedup="near")
+    assert stored(tmp_path / "out")["web"][0] == [*originals[2:], *far]
+    assert (parts["web"]["near_dropped"], parts["web"]["near_leaks"], parts["web"]["dropped"]) == (8, 2, 0)
+    assert stored(tmp_path / "out")["held"][1] == near[:2]
+
+
+def test_near_without_its_library_is_refused_before_any_work(tmp_path, sources, monkeypatch):
+    from scalelab.data.prepare import near
+
+    near._library.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "datasketch", None)
+    with pytest.raises(BadInput, match=r"the package datasketch: pip install 'scalelab\[dedup\]'; nearest: --ded"):
+        prepare(tmp_path / "out", sources[0], dedup="near")
+    assert not (tmp_path / "out").exists()
