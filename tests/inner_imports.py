@@ -23,7 +23,7 @@ START = {
 }  # fmt: skip
 OPTIONAL = {
     "datasketch", "fontTools", "fsspec", "google", "httpx2", "huggingface_hub", "jinja2", "moto", "obstore", "submitit",
-    "tensorboardX", "tensorflow_datasets", "tiktoken",
+    "tensorboardX", "tensorflow_datasets", "tests", "tiktoken", "tokenizers", "transformers", "wandb", "zstandard",
 }  # fmt: skip  # not installed with the package, or needed by one option only
 LOADED_WITH = {"jax": {"numpy"}, "scipy": {"numpy"}, "flax": {"jax", "numpy", "rich"}, "optax": {"jax", "numpy"},
     "orbax": {"jax", "numpy"}, "matplotlib": {"numpy"}, "scipy.stats": {"scipy", "numpy"}}  # fmt: skip

@@ -47,9 +47,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     """
     _check_options(request)
     start, out = time.perf_counter(), request.out
-    parts = validation.parse_parts(
-        list(request.sources), list(request.val_sources), request.train_on_all, request.text_key
-    )
+    parts = validation.parse_parts(request.sources, request.val_sources, request.train_on_all, request.text_key)
     given = load_requested_tokenizer(request, parts)
     plan = preparation_plan(request, parts, given, load_requested_template(request, given))
     if (out / "index.json").exists():
@@ -73,7 +71,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
 
 
 def _check_options(request: Request) -> None:
-    validation.check_options(request.val_fraction, list(request.val_sources))
+    validation.check_options(request.val_fraction, request.val_sources)
     if request.workers < 1:
         raise BadInput(f"--workers={request.workers}: at least 1")
     if request.dedup not in ("", "exact", "near"):
@@ -122,14 +120,18 @@ def _read_cuts(request: Request) -> dict[str, list[int]]:
 def _smaller_pieces(
     job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], cuts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
-    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is."""
+    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is.
+
+    A part with chats stays whole: a piece of one would be an answer without its question.
+    """
     smaller = {}
     for name, part in work.items():
         attempt = cuts.get(name, [0])[0]
         if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
             continue
-        share = part_share([units.read_record(job.units / unit.name) for unit in part], job.val_fraction)
-        if share.all_bytes and share.is_off(splits.FAR):
+        unit_records = [units.read_record(job.units / unit.name) for unit in part]
+        share = part_share(unit_records, job.val_fraction)
+        if share.all_bytes and share.is_off(splits.FAR) and not units.hold_chats(unit_records):
             size = splits.piece_bytes(share.all_bytes, job.val_fraction, attempt)
             if size != cuts.get(name, [0, 0])[1]:
                 smaller[name] = [attempt + 1, size]
@@ -167,7 +169,7 @@ def _units(
 def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[specs.WorkUnit]]) -> None:
     for part in parts:
         if not work[part.key]:
-            raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
+            raise BadInput(f"{part.flag} is empty: {len(part.paths)} files without a byte or a record in them")
 
 
 def _clear(out: pathlib.Path, is_new: bool) -> None:

@@ -10,7 +10,7 @@ from scalelab.data.prepare import specs, units
 from scalelab.data.prepare.request import Request, load_requested_template, parse_vocab_size
 from scalelab.data.prepare.units import PrepareJob
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers import hf_json, load, ranks, roundtrip
+from scalelab.data.tokenizers import chat, hf_json, load, ranks, roundtrip
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.untrusted.files import read_bytes
 
@@ -59,6 +59,8 @@ def sample_round_trip(
     if tokenizer.kind not in ("json", "ranks") or not is_text:
         return None
     reading = dataclasses.replace(job.reading(), skip_bad=True)
+    if job.template:
+        reading.render_chat = chat.message_texts
     return roundtrip.try_round_trip(tokenizer, _spread_documents(all_units, reading, stop, TRIED_BYTES))
 
 
