@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import dataclasses
 import json
 import lzma
 import pathlib
@@ -283,6 +284,18 @@ def test_a_changed_filter_is_noticed_by_a_folder_and_counted_in_its_index(tmp_pa
     assert entry["selection"] == "#meta.body?meta.lang=en" and entry["n_filtered"] == 133
     with pytest.raises(BadInput, match=r"no document in 1 files, 200 left out by #meta.body\?meta.lang=fr"):
         corpus.prepare_corpus(Request([f"{spec}?meta.lang=fr"], "bytes", tmp_path / "none"))
+
+
+def test_one_file_is_training_and_validation_by_filters_that_differ(tmp_path):
+    path = nested(tmp_path / "a.jsonl")
+    request = Request(
+        [f"n={path}#meta.body?meta.lang=de"], "bytes", tmp_path / "out", val_fraction=0.0,
+        val_sources=[f"n={path}#meta.body?meta.lang=en"],
+    )  # fmt: skip
+    (part,) = corpus.prepare_corpus(request)["parts"]
+    assert (part["train_documents"], part["val_documents"], part["leaks"]) == (133, 67, 0)
+    with pytest.raises(BadInput, match=r"a.jsonl is in --source=.* and in --val-source"):
+        corpus.prepare_corpus(dataclasses.replace(request, sources=[f"{path}#meta.body"], out=tmp_path / "b"))
 
 
 def test_all_faults_of_the_sources_are_listed_at_once(tmp_path):

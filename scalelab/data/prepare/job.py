@@ -74,6 +74,8 @@ def _spread_documents(all_units: Sequence[specs.WorkUnit], reading: Reading, sto
             if stop():
                 raise units.Stopped
             piece = document[: min(quota, roundtrip.DOCUMENT_BYTES)]
+            if len(piece) < len(document):  # half a word may be unknown
+                piece = piece[: piece.rfind(b" ") + 1] or piece
             yield piece
             quota -= len(piece)
             if quota <= 0:

@@ -46,8 +46,9 @@ def _overlaps(train: specs.SourcePart, val: Sequence[specs.SourcePart]) -> list[
 
 
 def _may_differ(train: Selection, val: Selection) -> bool:
-    """Whether two selections of a file can be of different documents: another key, or a filter of training alone."""
-    return train.key != val.key or not set(train.filters) <= set(val.filters)
+    """Whether two selections of a file can have no document in common: another key, or each a filter of its own."""
+    ours, theirs = set(train.filters), set(val.filters)
+    return train.key != val.key or not (ours <= theirs or theirs <= ours)
 
 
 def _quoted(paths: Sequence[str], selection: str = "") -> str:

@@ -80,6 +80,8 @@ class Reading:
     def chat_or_fault(self, value: Any) -> np.ndarray | bytes | str:
         """The ids of a list of messages, or the fault: --chat is not given, or the template refuses them."""
         is_chat = isinstance(value, list) and value and all(isinstance(each, dict) and "role" in each for each in value)
+        if isinstance(value, list) and value and all(isinstance(each, dict) and "from" in each for each in value):
+            return f"{self.key!r} is a list of from and value (ShareGPT): write it as messages of role and content"
         if not is_chat:
             return f"{self.key!r} is {type(value).__name__}, not a text"
         if self.render_chat is None:

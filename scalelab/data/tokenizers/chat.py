@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -163,14 +164,14 @@ def _marked_spans(text: str) -> Spans | None:
     if BEGIN not in text:
         return None
     spans, begin, at = Spans(), 0, 0
-    for letter in text:
-        if letter == BEGIN:
+    for piece in re.split(f"([{BEGIN}{END}])", text):
+        if piece == BEGIN:
             begin = at
-        elif letter == END:
+        elif piece == END:
             if at > begin:
                 spans.append((begin, at))
         else:
-            at += 1
+            at += len(piece)
     return spans
 
 

@@ -132,6 +132,10 @@ def test_messages_without_chat_and_chats_without_a_tokenizers_file_are_refused(t
         corpus.prepare_corpus(Request([source], str(path), tmp_path / "out"))
     with pytest.raises(BadInput, match="lists of messages, not text: --chat"):
         corpus.prepare_corpus(Request([f"{HERE}/saved/train#messages"], str(path), tmp_path / "out"))
+    shared = {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}
+    (tmp_path / "s.jsonl").write_text(json.dumps(shared) + "\n")
+    with pytest.raises(BadInput, match=r"line 1 .*'conversations' is a list of from and value \(ShareGPT\)"):
+        corpus.prepare_corpus(Request([f"{tmp_path}/s.jsonl#conversations"], str(path), tmp_path / "s", chat=""))
     for tokenizer in ("bytes", "bpe:300"):
         with pytest.raises(BadInput, match=f"--chat needs a tokenizer.json.*, not {tokenizer}"):
             corpus.prepare_corpus(Request([source], tokenizer, tmp_path / "out", chat=""))
