@@ -21,6 +21,7 @@ BY_COMMAND = {
     "doctor": "commands/test_doctor.py::test_text_report_shows_versions_device_and_peak",
     "init": "commands/test_init.py::test_a_project_is_written_with_its_name_and_its_config_resolves",
     "prepare": "train/run/test_sources.py::test_two_prepared_sources_by_command",
+    "data": "commands/test_data.py::test_stats_are_those_of_the_stored_documents",
     "plan": "commands/plan/test_plan.py::test_the_text_names_mesh_components_and_what_was_assumed",
     "train": "train/resume/test_resume.py::test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits",
     "config": "commands/test_config.py::test_a_config_is_shown_against_the_defaults_with_who_set_what",

@@ -10,6 +10,7 @@ from scalelab.commands.fit import trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.fits.weights import describe_weights
+from scalelab.laws.read import units
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.table import Table
 from scalelab.laws.solve.optimum import FitError
@@ -18,7 +19,6 @@ from scalelab.laws.trust.uncertainty import Prediction
 from scalelab.laws.use.decision import Decision
 
 MOST_NAMES_SHOWN = 12  # most names of rows in one line
-TARGET_UNITS = {"loss": "nats/token"}
 OBJECTIVE_LABELS = {
     "huber_log": "sum of Huber({delta:g}) of log {target} residuals",
     "huber": "sum of Huber({delta:g}) of {target} residuals",
@@ -43,7 +43,7 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
     lines += [f"{finding.line}{_row_names(finding, fitted)}" for finding in fitted.design if finding.kind != "excluded"]
     lines += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
-        lines += _decision(decision, fitted)
+        lines += _decision(decision, fitted, units.loss_unit(table.columns))
     return lines + (trust_text.describe_holdout(fitted.holdout, fitted) if fitted.holdout else [])
 
 
@@ -92,7 +92,7 @@ def _row_names(finding: Finding, fitted: Fitted) -> str:
 
 def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str]:
     law, objective = fitted.law, block["objective"]
-    unit = f", in {TARGET_UNITS[law.target]}" if law.target in TARGET_UNITS else ""
+    unit = f", in {units.loss_unit(table.columns)}" if law.target == "loss" else ""
     size = f", N: {fitted.n_convention}" if "N" in law.columns else ""
     derived = f"; {table.derived}" if table.derived else ""
     name = OBJECTIVE_LABELS[objective["name"]].format(
@@ -195,7 +195,7 @@ def _round_to_width(value: float, ends: Sequence[float]) -> str:
     return f"{value:.{decimals}f} ({ends[0]:.{decimals}f} to {ends[1]:.{decimals}f})"
 
 
-def _decision(decision: Decision, fitted: Fitted) -> list[str]:
+def _decision(decision: Decision, fitted: Fitted, unit: str) -> list[str]:
     source = "6" if decision.k == 6 else f"{decision.k:.4g}, the median of the fitted rows"
     level = f"{decision.level:.0%}"
     rows = [["", "best", level, ""]]
@@ -203,7 +203,7 @@ def _decision(decision: Decision, fitted: Fitted) -> list[str]:
         ("N", decision.N, f"parameters, {fitted.n_convention}"),
         ("D", decision.D, "tokens"),
         ("D/N", decision.tokens_per_param, "tokens a parameter"),
-        ("loss", decision.loss, "nats/token; the interval is for one run"),
+        ("loss", decision.loss, f"{unit}; the interval is for one run"),
     ):
         rows.append([name, f"{interval.value:.4g}", format_span(interval[1:]), meaning])
     value, low, high = decision.waste

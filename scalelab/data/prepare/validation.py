@@ -12,7 +12,19 @@ from scalelab.data.read.selection import Selection
 from scalelab.errors import BadInput
 
 WORDS = {"val", "valid", "validation", "test", "dev"}
-CODE_ENDINGS = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".java", ".rb", ".sh")  # test_x.py is a text
+CODE_ENDINGS = (
+    ".py",
+    ".js",
+    ".ts",
+    ".go",
+    ".rs",
+    ".c",
+    ".cc",
+    ".cpp",
+    ".java",
+    ".rb",
+    ".sh",
+)  # a test of code is text like any other
 NAMED = 3  # files named in a refusal
 
 

@@ -25,12 +25,12 @@ FEWEST_TOKENS = 0.01  # tokens a parameter
 FLOPS_OFF = 20.0  # from 6ND: embeddings, attention and mixtures of experts stay well within
 WORST_LOSS = 12.0  # nats: above log V of a vocabulary of 160,000
 FLOP_UNITS = {"TFLOPs": 1e12, "PFLOPs": 1e15, "EFLOPs": 1e18, "PFLOP/s-days": 8.64e19, "ZFLOPs": 1e21}
-# Names of losses in other units: (pattern, what it is, what makes nats of it).
+# Names of losses in other units: (pattern, what it is, what makes nats of it, the unit).
 LABELS = (
-    (r"(?<![a-z])(bits?|bp[tc])(?![a-z])", "bits, not nats", "loss={}*0.693147"),
-    (r"(?<![a-z])(bpb|bits[ _-]per[ _-]byte)(?![a-z])", "bits per byte, not nats per token", ""),
-    (r"(?<![a-z])(ppl|perplexity)(?![a-z])", "a perplexity", "loss=log({})"),
-    (r"(?<![a-z])(acc|accuracy)(?![a-z])", "an accuracy", ""),
+    (r"(?<![a-z])(bits?|bp[tc])(?![a-z])", "bits, not nats", "loss={}*0.693147", "bits"),
+    (r"(?<![a-z])(bpb|bits[ _-]per[ _-]byte)(?![a-z])", "bits per byte, not nats per token", "", "bits/byte"),
+    (r"(?<![a-z])(ppl|perplexity)(?![a-z])", "a perplexity", "loss=log({})", "perplexity"),
+    (r"(?<![a-z])(acc|accuracy)(?![a-z])", "an accuracy", "", "accuracy"),
 )
 
 
@@ -55,13 +55,25 @@ def question_values(columns: Columns, target: ArrayLike, target_name: str, flops
 def question_labels(columns: Mapping[str, str]) -> list[Finding]:
     """Question a loss by its column's name: `columns` is {field: column}, as --columns writes it."""
     name = columns.get("loss", "")
-    if "*" in name or name.startswith(("log(", "exp(")):
-        return []
-    for pattern, meaning, mend in reversed(LABELS):  # of two that match, the later one is more exact
-        if re.search(pattern, name.lower().replace("_", " ")):
-            how = f": --columns='{mend.format(name)}'" if mend else "; laws of loss are in nats per token"
-            return [Finding("units", f"the loss is column {name!r}, by its name {meaning}{how}")]
+    if label := _label(name):
+        _, meaning, mend, _ = label
+        how = f": --columns='{mend.format(name)}'" if mend else "; laws of loss are in nats per token"
+        return [Finding("units", f"the loss is column {name!r}, by its name {meaning}{how}")]
     return []
+
+
+def loss_unit(columns: Mapping[str, str]) -> str:
+    """The unit of a loss by its column's name, nats/token if the name says no other; `columns` as above."""
+    label = _label(columns.get("loss", ""))
+    return label[3] if label else "nats/token"
+
+
+def _label(name: str) -> tuple[str, str, str, str] | None:
+    """The entry of LABELS for a column; None for one that is computed, or of no such name."""
+    if "*" in name or name.startswith(("log(", "exp(")):
+        return None
+    plain = name.lower().replace("_", " ")
+    return next((label for label in reversed(LABELS) if re.search(label[0], plain)), None)  # the later is more exact
 
 
 def _question_count(name: str, values: np.ndarray) -> str:

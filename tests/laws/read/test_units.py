@@ -8,7 +8,7 @@ from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.columns import parse_columns
 from scalelab.laws.read.points import law_columns
 from scalelab.laws.read.table import read_table
-from scalelab.laws.read.units import question_labels, question_values
+from scalelab.laws.read.units import loss_unit, question_labels, question_values
 from tests.tables import table_path
 
 N = np.geomspace(1e7, 1e10, 8)
@@ -38,6 +38,20 @@ def test_odd_values_are_questioned(columns, parts):
     found = question_values({"N": given["N"], "D": given["D"]}, given["loss"], "loss", given["C"])
     assert bool(found) == bool(parts) and all(finding.kind == "units" for finding in found)
     assert all(part in found[0].text for part in parts or [])
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        ("val_bpb", "bits/byte"),
+        ("bits", "bits"),
+        ("ppl", "perplexity"),
+        ("log(ppl)", "nats/token"),
+        ("x", "nats/token"),
+    ],
+)
+def test_a_loss_is_headed_by_its_own_unit(column, unit):
+    assert loss_unit({"N": "N", "loss": column}) == unit
 
 
 @pytest.mark.parametrize(
