@@ -12,19 +12,8 @@ from scalelab.data.read.selection import Selection
 from scalelab.errors import BadInput
 
 WORDS = {"val", "valid", "validation", "test", "dev"}
-CODE_ENDINGS = (
-    ".py",
-    ".js",
-    ".ts",
-    ".go",
-    ".rs",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".java",
-    ".rb",
-    ".sh",
-)  # a test of code is text like any other
+# A test of code is a text like any other.
+CODE_ENDINGS = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".java", ".rb", ".sh")
 NAMED = 3  # files named in a refusal
 
 
