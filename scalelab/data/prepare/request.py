@@ -77,7 +77,9 @@ def load_requested_template(request: Request, given: Tokenizer | None) -> chat.C
         raise BadInput(
             f"--chat needs a tokenizer.json, with the special tokens that its template writes, not {request.tokenizer}"
         )
-    return chat.find_template(pathlib.Path(os.path.expanduser(request.tokenizer)), request.chat)
+    template = chat.find_template(pathlib.Path(os.path.expanduser(request.tokenizer)), request.chat)
+    chat.check_separator(template, given)
+    return template
 
 
 def _ids_only(name: str, separator: str) -> Tokenizer:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.read.selection import EVERYTHING, Selection, find_field
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, nearest_hint
 
 MAX_NAMED_DOCUMENTS = 5  # most bad documents of a unit that are named; the others are only counted
 
@@ -61,7 +61,8 @@ class Reading:
             try:
                 passes = one.holds(find_field(record, one.key))
             except KeyError:
-                self.bad(where(), f"no field {one.key!r}, by which the source is filtered ({one})")
+                hint = nearest_hint(one.key, list(record)) if isinstance(record, dict) else ""
+                self.bad(where(), f"no field {one.key!r}, by which the source is filtered ({one}){hint}")
                 return False
             except ValueError as error:
                 self.bad(where(), f"{one.key!r} can't be compared ({one}): {error}")

@@ -13,13 +13,14 @@ import hashlib
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab.data.tokenizers import lacking
-from scalelab.data.tokenizers.hf_json import byte_letters
+from scalelab.data.tokenizers.hf_json import END_TOKENS, byte_letters
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, needs_package
 from scalelab.untrusted.documents import parse_json, read_document
@@ -30,6 +31,11 @@ BEGIN, END = "\ue0f0", "\ue0f1"  # private characters around the assistant's tur
 MOST_TEMPLATE_BYTES = 2**20
 MOST_CHAT_LETTERS = 2**26  # of one rendered chat
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+PROBE = [
+    {"role": role, "content": content}
+    for role, content in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+]
 
 Spans = list[tuple[int, int]]  # of letters, begin and end
 
@@ -217,9 +223,35 @@ def make_chat_encoder(
             first, last = encoding.char_to_token(begin), encoding.char_to_token(end - 1)
             if first is not None:
                 is_target[first : len(ids) if last is None else last + 1] = True
+        if (ids == tokenizer.separator).any():
+            raise ValueError(f"it holds token {tokenizer.separator}, which ends documents: --separator=TOKEN")
         return mask_ids(ids, ~is_target)
 
     return encode
+
+
+def check_separator(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    """Raise BadInput if the template writes the token that ends a document, as it does with many an eos_token.
+
+    A chat would then be several documents, and an answer would not see its question.
+    """
+    import tokenizers
+
+    try:
+        text = _render(template, PROBE, False).replace(BEGIN, "").replace(END, "")
+    except ValueError:
+        return  # a template that wants other messages; each chat is checked in any case
+    inner = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
+    ids = set(inner.encode(text, add_special_tokens=False).ids)
+    if tokenizer.separator not in ids:
+        return
+    special = inner.get_added_tokens_decoder()
+    unused = [token.content for number, token in sorted(special.items()) if number not in ids and token.special]
+    usual = next((token for token in END_TOKENS if token in unused), unused[0] if unused else "ID")
+    raise BadInput(
+        f"--chat: the template writes {inner.id_to_token(tokenizer.separator)!r} within a chat, which also ends "
+        f"documents (eos_token): an answer would not see its question; --separator={shlex.quote(usual)}"
+    )
 
 
 def mask_ids(ids: np.ndarray, masked: np.ndarray) -> np.ndarray:

@@ -112,6 +112,16 @@ def test_a_prepared_folder_predicts_the_assistants_turns_only(tmp_path):
         corpus.prepare_corpus(Request([source], str(path), tmp_path / "out"))
 
 
+def test_a_separator_that_ends_turns_is_refused(tmp_path):
+    path, source = folder(tmp_path, eos_token="<|im_end|>", chat_template=make.CHATML), chats(tmp_path)
+    with pytest.raises(BadInput, match=r"writes '<\|im_end\|>' within a chat.*--separator='<\|endoftext\|>'"):
+        corpus.prepare_corpus(Request([source], str(path), tmp_path / "out", chat=""))
+    corpus.prepare_corpus(Request([source], str(path), tmp_path / "out", "<|endoftext|>", chat=""))
+    late = make.CHATML + "{% if messages|length == 3 %}{{ '<|endoftext|>' }}{% endif %}"
+    with pytest.raises(ValueError, match="holds token 0, which ends documents: --separator=TOKEN"):
+        encode(late, {}, make.CHATS[1][:3])
+
+
 def test_copies_of_chats_are_left_out_with_their_targets(tmp_path):
     from scalelab.data.prepare import prepared
 
