@@ -40,17 +40,6 @@ class Share(NamedTuple):
         return not asked / factor <= got <= asked * factor
 
 
-def describe_share(share: Share, cut_bytes: int = 0) -> str:
-    """Describe a split in words: share got beside share asked, by bytes and by documents, and how it was made."""
-    kind = "pieces" if cut_bytes else "documents"
-    text = f"validation holds {share.got:.1%} of the bytes ({share.asked:.3g} asked) and "
-    text += f"{share.val_documents:,} of {share.all_documents:,} {kind}"
-    if cut_bytes:
-        text += f"; longer documents were cut at line ends into pieces of about {cut_bytes:,} bytes, since whole "
-        text += "documents miss the share"
-    return text
-
-
 def check_share(share: Share, what: str, mend: str) -> None:
     """Raise BadInput for a split that is a factor REFUSED off. `what` names the documents, `mend` what helps."""
     if share.is_off(REFUSED):
@@ -99,15 +88,11 @@ def _place_of_cut(window: bytes) -> int:
     return next((i for i, byte in enumerate(window) if byte & 0xC0 != 0x80), len(window))
 
 
-def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
-    """Whether a document belongs to the validation split: a hash of (seed, content) falls into that share of hashes.
+def content_hash(content: bytes, split_seed: int) -> int:
+    """64 bits of a hash of (seed, content), which decide a document's side: validation if they are below the share.
+
     Copies fall on the same side; names, order and other documents don't matter.
     """
-    return content_hash(content, split_seed) < val_fraction * 2.0**64
-
-
-def content_hash(content: bytes, split_seed: int) -> int:
-    """64 bits of a hash of (seed, content), which decide a document's side."""
     digest = hashlib.sha256(f"{split_seed}:".encode() + hashlib.sha256(content).digest()).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -116,7 +101,7 @@ def choose_pieces(hashes: list[int], document: int, val_fraction: float) -> list
     """Which pieces of a document are held out, by their `content_hash` and the document's.
 
     It is the share of their number, rounded by the document's hash; the pieces of least hash are taken. A document of a
-    single piece is held out as `is_held_out` says.
+    single piece is held out if its hash falls into the share.
     """
     wanted = val_fraction * len(hashes)
     spare = document < (wanted % 1) * 2.0**64

@@ -70,7 +70,7 @@ def test_what_is_stored_is_what_was_read(tmp_path, source):
     assert part.name == "web" and len(part.train.shards) > 1
     train, val = stored(part.train), stored(part.val)
     everything = [text.encode() for text in DOCUMENTS]
-    held_out = [text for text in everything if splits.is_held_out(text, 0.1, 0)]
+    held_out = [text for text in everything if splits.content_hash(text, 0) < 0.1 * 2**64]
     assert val == held_out and train == [text for text in everything if text not in set(held_out)]
     assert 0.03 < len(val) / len(everything) < 0.2
     assert data.bytes_per_token == sum(map(len, val)) / part.val.n_tokens

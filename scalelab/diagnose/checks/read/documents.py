@@ -39,7 +39,8 @@ def check_documents(evidence: Evidence) -> Findings:
 
 
 def _splits(data: DataSample, side: str) -> list[Split]:
-    return [part.train if side == "train" else part.val for part in data.dataset.parts]
+    splits = [part.train if side == "train" else part.val for part in data.dataset.parts]
+    return [split for split in splits if split.shards]
 
 
 def _documents(data: DataSample, side: str) -> Documents:
@@ -104,6 +105,10 @@ def _distributions(data: DataSample) -> Findings:
     """Judge whether the validation documents of each source are drawn as its training documents are."""
     findings: list = []
     for part in data.dataset.parts:
+        if not (
+            part.train.shards and part.val.shards
+        ):  # a validation set of the user's own, of the kind that they want
+            continue
         if lengths := compare_splits(part.train, part.val):
             findings.append(_other_lengths(part.name, lengths))
             continue

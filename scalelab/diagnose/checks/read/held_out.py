@@ -52,6 +52,7 @@ def judge_held_out(data: DataSample, stretch: Stretch) -> Findings:
 
 def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:
     """Hashes of the passages of splits together, and whether all of their documents were taken."""
+    splits = [split for split in splits if split.shards]
     total = sum(split.n_tokens for split in splits)
     hashes = [
         find_shingles(take_documents(split, max(1, MOST * split.n_tokens // total)), length)[0] for split in splits
