@@ -140,7 +140,8 @@ DATA = {
     "documents": key("cross", "whether attention crosses documents; mask: it does not, and positions restart in each",
         source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2",
         choices="config/choices.py:DOCUMENTS"),  # cross mask
-    "val_fraction": key(0.1, "share of bytes held out for validation: whole documents, or pieces of few", range=above(0, 1)),
+    "val_fraction": key(0.1, "share of bytes held out for validation: whole documents, or pieces of few",
+        range=above(0, 1)),
     "split_seed": key(0, "which documents are held out", range=(0, 2**31 - 1)),
     "cache_dir": setting("", 'folder of token shards; "": $SCALELAB_CACHE or ~/.cache/scalelab; stored: read only'),
     "language_seed": key(0, "synthetic: which language", range=(0, 2**31 - 1)),

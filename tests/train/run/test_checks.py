@@ -53,7 +53,8 @@ def test_notes_stand_in_the_order_of_the_checks_and_facts_go_into_the_record():
     notes, facts = checks.run_checks(Candidate(make_train_spec(made, data.hparams), data))
     starts = [(note.kind, note.text.split()[0]) for note in notes]
     assert starts == [
-        ("chosen", "adamw's"), ("chosen", "set"), ("chosen", "cosine"), ("chosen", "sources"),
+        ("chosen", "adamw's"), ("chosen", "set"), ("chosen", "cosine"), ("chosen", "validation:"),
+        ("chosen", "sources"),
         ("no_effect", "model.window=16"), ("LR", "optim.peak_lr=3"), ("chosen", "attention:"), ("chosen", "remat:"),
         ("precision", "precision.name='tf32'"),
     ]  # fmt: skip
