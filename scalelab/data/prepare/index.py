@@ -6,7 +6,7 @@ from typing import Any
 
 from scalelab.data import splits
 from scalelab.data.prepare import merge, prepared, screen, specs, units
-from scalelab.data.prepare.job import Progress
+from scalelab.data.prepare.job import Progress, part_share
 from scalelab.data.prepare.request import Request
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.shards import Split
@@ -52,13 +52,6 @@ def plan_index(
     options = {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")}
     index |= options | ({"dedup": request.dedup} if request.dedup else {})
     return index | roundtrip.round_trip_facts(trip, n_unknown) | {"parts": entries}, planned
-
-
-def part_share(unit_records: Sequence[Mapping[str, Any]], asked: float) -> splits.Share:
-    """The share of a part's text that its units hold out."""
-    text = {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS}
-    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
-    return splits.Share(text["val"], sum(text.values()), n["val"], sum(n.values()), asked)
 
 
 def _unit_record(job: PrepareJob, unit: specs.WorkUnit) -> dict[str, Any]:
