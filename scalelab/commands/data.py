@@ -74,15 +74,16 @@ def _print_stats(stats: "api.DataStats") -> None:
     print(f"{stats.folder}: fingerprint {stats.fingerprint}; sequences of {stats.seq_len:,} tokens")
     cells = [
         [
-            row.source, row.split, f"{row.documents:,}", f"{row.tokens:,}", f"{row.bytes_per_token:.3f}",
+            row.source, row.split, f"{row.documents:,}", f"{row.tokens:,}", f"{row.targets:,}",
+            f"{row.bytes_per_token:.3f}",
             " ".join(f"{length:,}" for length in row.lengths), f"{row.longer:.0%} ({row.longer_tokens:.0%})",
             f"{row.windows:,}", _count(row.copies), _count(row.leaks),
         ]
         for row in stats.splits
     ]  # fmt: skip
     print_table(
-        ("source", "split", "documents", "tokens", "bytes/token", "lengths 0 10 50 90 100 %", "longer (their tokens)",
-         "sequences", "copies", "in training"), cells
+        ("source", "split", "documents", "tokens", "predicted", "bytes/token", "lengths 0 10 50 90 100 %",
+         "longer (their tokens)", "sequences", "copies", "in training"), cells
     )  # fmt: skip
     for line in stats.epochs:
         print(f"{escape_text(line['source'])}: {line['tokens']:,} tokens are read, {line['epochs']:.3g} epochs")

@@ -222,7 +222,10 @@ def _copy_lines(part: dict[str, Any], dedup: bool) -> Iterator[str]:
     """The copies of a part's documents in words; nothing of a folder from before they were counted."""
     if part["duplicates"] is None:
         return
-    found = f"{part['duplicates']:,} documents are copies of earlier ones, {part['leaks']:,} validation documents stand"
+    verb = "stood" if dedup else "stand"
+    found = (
+        f"{part['duplicates']:,} documents are copies of earlier ones, {part['leaks']:,} validation documents {verb}"
+    )
     hint = "; --dedup leaves copies out" if part["duplicates"] + part["leaks"] and not dedup else ""
     yield f"{found} in the training text{hint}"
     if dedup:

@@ -114,6 +114,8 @@ def _open_prepared(config: DataConfig) -> Dataset:
     } | ({"bpb_bound": "lower"} if prepared.is_lossy(index) else {})
     if "chat" in index:
         description["chat"] = index["chat"]["name"]  # only the assistant's turns are predicted
+    if index.get("val_fraction") == 0:
+        description["val_sources"] = True  # validation sets of the user's own
     ids = tokenizer["vocab_size"], tokenizer["separator"]
     return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
 

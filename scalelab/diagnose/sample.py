@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from scalelab.data.batches.batches import TrainBatches, Windows
 from scalelab.data.dataset import Dataset
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 
@@ -47,10 +48,9 @@ def sample_data(config: ConfigDict) -> DataSample:
     numbers = spread(len(batches.windows), MOST_WINDOWS)
     steps = range(min(ORDER_BATCHES, config.train.steps))
     order = np.concatenate([batches.window_numbers(step) for step in steps])
-    held_out = validation[spread(len(validation), MOST_WINDOWS // 4)]
-    return DataSample(
-        dataset, batches, numbers, batches.windows[numbers], held_out, order[order >= 0], fingerprint_documents(dataset)
-    )
+    held_out = unmask_ids(validation[spread(len(validation), MOST_WINDOWS // 4)])
+    windows = unmask_ids(batches.windows[numbers])
+    return DataSample(dataset, batches, numbers, windows, held_out, order[order >= 0], fingerprint_documents(dataset))
 
 
 def spread(n: int, most: int) -> np.ndarray:

@@ -263,16 +263,16 @@ def test_documents_of_one_repeated_letter_train_a_tokenizer_and_are_encoded_whol
     """Each is a word of megabytes, on which the library trained for hours, and no signal ended it."""
     texts = ["a" * 4_000_000, "\n" * 4_000_000, *corpora.texts(40)]
     source = corpora.write(tmp_path / "mine.jsonl", corpora.json_lines(texts))
-    line = [f"--source={source}", "--tokenizer=bpe:280", f"--out={tmp_path}/out", "--workers=1", "--json"]
-    command = [sys.executable, "-m", "scalelab", "prepare", *line]
+    held = corpora.write(tmp_path / "held.txt", b"a line\n")  # without it the two would be cut for the split
+    line = [f"--source={source}", f"--val-source={held}", "--tokenizer=bpe:280", f"--out={tmp_path}/out", "--json"]
+    command = [sys.executable, "-m", "scalelab", "prepare", "--workers=1", *line]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
     assert answer.returncode == 0, answer.stderr
     path = tmp_path / "out" / "tokenizer.json"
     assert json.loads(path.read_bytes())["pre_tokenizer"]["type"] == "ByteLevel"  # which cuts no word
     tokenizer, (_, parts) = load_tokenizer_file(path), read_prepared(tmp_path / "out")
     assert tokenizer.vocab_size == 280 and tokenizer.encode(b"a" * 8).size == 1
-    (splits,) = parts.values()
-    tokens = np.concatenate([shard for split in splits.values() for shard in split.shards])
+    tokens = np.concatenate(parts["mine"]["train"].shards)
     documents = {tokenizer.decode(ids) for ids in np.split(tokens, np.flatnonzero(tokens == tokenizer.separator))}
     lengths = sorted(map(len, documents - {b""}))
     assert lengths == sorted(len(text.encode()) for text in texts)

@@ -17,6 +17,7 @@ MOST_HASHED_TOKENS = 2**30  # tokens beyond which copies are not looked for here
 class SplitStats(NamedTuple):
     """A split of a source. Lengths are in tokens with the separator; `lengths` at QUANTILES of documents.
 
+    `targets`: tokens that are predicted, of chats those of the assistant's turns; `bytes_per_token` counts these alone.
     `longer`, `longer_tokens`: shares of documents longer than seq_len + 1 tokens, and of the tokens in them; `windows`:
     sequences an epoch; `copies`: documents equal to an earlier one, `leaks`: validation documents that stand in the
     training text of any source (None: too large a corpus to look).
@@ -26,6 +27,7 @@ class SplitStats(NamedTuple):
     split: str
     documents: int
     tokens: int
+    targets: int
     bytes_per_token: float
     lengths: list[int]
     longer: float
@@ -52,7 +54,7 @@ def split_stats(dataset: Dataset, seq_len: int) -> list[SplitStats]:
             leaks = None if found is None or name == "train" else int(np.isin(found, train).sum())
             rows.append(
                 SplitStats(
-                    part.name, name, split.n_documents, split.n_tokens, part.bytes_per_token,
+                    part.name, name, split.n_documents, split.n_tokens, split.n_targets, part.bytes_per_token,
                     [int(value) for value in np.quantile(lengths, QUANTILES, method="nearest")],
                     float(is_long.mean()), float(lengths[is_long].sum() / lengths.sum()),
                     sum(max(0, (len(shard) - 1) // seq_len) for shard in split.shards), copies, leaks,

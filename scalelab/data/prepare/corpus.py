@@ -12,13 +12,21 @@ The bytes of shards and index don't depend on the number of workers or on interr
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from scalelab.data import splits
 from scalelab.data.prepare import merge, near, pool, prepared, screen, specs, units, validation
-from scalelab.data.prepare.index import finish_index, part_share, plan_index, summarise_index, write_sealed
-from scalelab.data.prepare.job import Progress, Stop, job_for_tokenizer, make_job, sample_round_trip
+from scalelab.data.prepare.index import finish_index, plan_index, summarise_index, write_sealed
+from scalelab.data.prepare.job import (
+    Progress,
+    Stop,
+    begin_again,
+    job_for_tokenizer,
+    make_job,
+    read_cuts,
+    sample_round_trip,
+    smaller_pieces,
+)
 from scalelab.data.prepare.request import (
     Request,
     check_free_folder,
@@ -32,8 +40,7 @@ from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.tokenizers import load, roundtrip
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
-from scalelab.record import lock, records
-from scalelab.record.jsonfiles import WHOLE
+from scalelab.record import lock
 from scalelab.untrusted.paths import path_below
 
 ALONE_BYTES = 2**27  # bytes that one process joins faster than others would start
@@ -47,9 +54,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     """
     _check_options(request)
     start, out = time.perf_counter(), request.out
-    parts = validation.parse_parts(
-        list(request.sources), list(request.val_sources), request.train_on_all, request.text_key
-    )
+    parts = validation.parse_parts(request.sources, request.val_sources, request.train_on_all, request.text_key)
     given = load_requested_tokenizer(request, parts)
     plan = preparation_plan(request, parts, given, load_requested_template(request, given))
     if (out / "index.json").exists():
@@ -73,7 +78,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
 
 
 def _check_options(request: Request) -> None:
-    validation.check_options(request.val_fraction, list(request.val_sources))
+    validation.check_options(request.val_fraction, request.val_sources)
     if request.workers < 1:
         raise BadInput(f"--workers={request.workers}: at least 1")
     if request.dedup not in ("", "exact", "near"):
@@ -91,20 +96,19 @@ def _fill_folder(
     stop: Stop,
 ) -> dict[str, Any]:
     """Write tokenizer, units, shards and index; returns the index."""
-    cuts = _read_cuts(request)
+    cuts = read_cuts(request)
+    trip: roundtrip.RoundTrip | None = None
     while True:
         job = make_job(request, given, work, progress, stop, {name: size for name, (_, size) in cuts.items()})
-        trip = sample_round_trip(job, work, stop) if given else None  # one trained here has a token for every byte
-        if trip and trip.documents:
-            progress({"note": roundtrip.describe_round_trip(trip)})
-            roundtrip.check_round_trip(trip, request.tokenizer, request.lossy)
+        if given and trip is None:  # one trained here has a token for every byte
+            trip = _try_tokenizer(request, job, work, progress, stop)
         _write_missing_units(job, work, request.workers, progress, stop)
         plan = preparation_plan(request, parts, given, job.template)
         check_same_plan(request.out, plan)  # a file may have changed meanwhile
-        if not (smaller := _smaller_pieces(job, work, cuts)):
+        if not (smaller := smaller_pieces(job, work, cuts)):
             break
         cuts = cuts | smaller
-        _begin_again(job, work, cuts, smaller, is_trained=given is None)
+        begin_again(job, work, cuts, smaller, is_trained=given is None)
     counts = screen.screen_documents(job, work, request.dedup)
     index, planned = plan_index(job, parts, work, request, counts, trip)
     _write_shards(job, planned, request.workers, progress, stop)
@@ -113,51 +117,15 @@ def _fill_folder(
     return index
 
 
-def _read_cuts(request: Request) -> dict[str, list[int]]:
-    """{part: [attempts, size of its pieces in bytes]} of an unfinished folder."""
-    path = request.out / ".units" / "cuts.json"
-    return records.read_json(path, {"*": [WHOLE]}) if path.is_file() else {}
-
-
-def _smaller_pieces(
-    job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], cuts: Mapping[str, Sequence[int]]
-) -> dict[str, list[int]]:
-    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is.
-
-    Chats are not cut: a piece would be an answer without its question.
-    """
-    if job.template:
-        return {}
-    smaller = {}
-    for name, part in work.items():
-        attempt = cuts.get(name, [0])[0]
-        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
-            continue
-        share = part_share([units.read_record(job.units / unit.name) for unit in part], job.val_fraction)
-        if share.all_bytes and share.is_off(splits.FAR):
-            size = splits.piece_bytes(share.all_bytes, job.val_fraction, attempt)
-            if size != cuts.get(name, [0, 0])[1]:
-                smaller[name] = [attempt + 1, size]
-    return smaller
-
-
-def _begin_again(
-    job: PrepareJob,
-    work: Mapping[str, Sequence[specs.WorkUnit]],
-    cuts: Mapping[str, Sequence[int]],
-    smaller: Mapping[str, Sequence[int]],
-    is_trained: bool,
-) -> None:
-    """Remove the units of parts that are cut anew; of all, with the tokenizer, if it was trained on another split.
-
-    They go before the sizes are noted: what a kill leaves is then begun again.
-    """
-    for name in work if is_trained else smaller:
-        for unit in work[name]:
-            shutil.rmtree(job.units / unit.name, ignore_errors=True)
-    if is_trained:
-        (job.folder / load.TOKENIZER_FILES["json"]).unlink(missing_ok=True)
-    records.write_json(job.units / "cuts.json", cuts)
+def _try_tokenizer(
+    request: Request, job: PrepareJob, work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop
+) -> roundtrip.RoundTrip | None:
+    """Try the tokenizer on a sample, and tell what came back. BadInput if too much of it is unknown."""
+    trip = sample_round_trip(job, work, stop)
+    if trip and trip.documents:
+        progress({"note": roundtrip.describe_round_trip(trip)})
+        roundtrip.check_round_trip(trip, request.tokenizer, request.lossy)
+    return trip
 
 
 def _units(
@@ -172,7 +140,7 @@ def _units(
 def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[specs.WorkUnit]]) -> None:
     for part in parts:
         if not work[part.key]:
-            raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
+            raise BadInput(f"{part.flag} is empty: {len(part.paths)} files without a byte or a record in them")
 
 
 def _clear(out: pathlib.Path, is_new: bool) -> None:

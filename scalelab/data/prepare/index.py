@@ -6,7 +6,7 @@ from typing import Any
 
 from scalelab.data import splits
 from scalelab.data.prepare import merge, prepared, screen, specs, units
-from scalelab.data.prepare.job import Progress
+from scalelab.data.prepare.job import Progress, part_share
 from scalelab.data.prepare.request import Request
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.shards import Split
@@ -54,13 +54,6 @@ def plan_index(
     return index | roundtrip.round_trip_facts(trip, n_unknown) | {"parts": entries}, planned
 
 
-def part_share(unit_records: Sequence[Mapping[str, Any]], asked: float) -> splits.Share:
-    """The share of a part's text that its units hold out."""
-    text = {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS}
-    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
-    return splits.Share(text["val"], sum(text.values()), n["val"], sum(n.values()), asked)
-
-
 def _unit_record(job: PrepareJob, unit: specs.WorkUnit) -> dict[str, Any]:
     return units.read_record(job.units / unit.name)
 
@@ -96,17 +89,9 @@ def _part_entry(
         raise BadInput(
             f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
         )
-    share = part_share(unit_records, request.val_fraction)
-    spec = " ".join(f"--val-source={part.spec}" if part.split == "val" else f"--source={part.spec}" for part in parts)
     n_filtered = sum(record.get("n_filtered", 0) for record in unit_records)
     selection = " ".join(dict.fromkeys(filter(None, (part.selection.describe() for part in parts))))
-    if not share.all_documents:
-        n_files, bad_text = sum(len(part.paths) for part in parts), f", {n_bad} bad" if n_bad else ""
-        bad_text += f", {n_filtered} left out by {selection}" if n_filtered else ""
-        raise BadInput(f"{spec} is empty: no document in {n_files} files{bad_text}")
-    if not parts[0].split:
-        mend = f"use more text, another fraction or another --split-seed, and delete {request.out}"
-        splits.check_share(share, f"{spec} at --val-fraction={request.val_fraction}", mend)
+    _check_sides(parts, unit_records, request)
     entry: dict[str, Any] = {"selection": selection, "n_filtered": n_filtered} if selection else {}
     if "n_targets" in unit_records[0]["train"]:
         entry["n_targets"] = {split: sum(record[split]["n_targets"] for record in unit_records) for split in SPLITS}
@@ -118,6 +103,26 @@ def _part_entry(
         "splits": {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS},
     }
     return entry | ({"cut_bytes": cut_bytes} if cut_bytes else {})
+
+
+def _check_sides(
+    parts: Sequence[specs.SourcePart], unit_records: Sequence[Mapping[str, Any]], request: Request
+) -> None:
+    """Raise BadInput for a source without documents, and for a split far from the share asked."""
+    share = part_share(unit_records, request.val_fraction)
+    n = {"": share.all_documents, "val": share.val_documents, "train": share.all_documents - share.val_documents}
+    for part in parts:
+        if not n[part.split]:
+            counts = {key: sum(record.get(key, 0) for record in unit_records) for key in ("n_bad", "n_filtered")}
+            why = f", {counts['n_bad']} bad" if counts["n_bad"] else ""
+            why += f", {counts['n_filtered']} left out by {part.selection.describe()}" if counts["n_filtered"] else ""
+            why += f", the others left out by --dedup={request.dedup}" if request.dedup else ""
+            raise BadInput(f"{part.flag} is empty: no document in {len(part.paths)} files{why}")
+    if not parts[0].split:
+        chats = ", whose chats are never cut," if units.hold_chats(unit_records) else ""
+        mend = f"use more text, another fraction or another --split-seed, and delete {request.out}"
+        mend = f"name the validation set by --val-source=SPEC, or {mend}" if chats else mend
+        splits.check_share(share, f"{parts[0].flag}{chats} at --val-fraction={request.val_fraction}", mend)
 
 
 def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
@@ -152,5 +157,5 @@ def _summarise_part(index: Mapping[str, Any], name: str, by_split: Mapping[str, 
     share = splits.Share(text["val"], sum(text.values()), n[1], sum(n), index.get("val_fraction", 0.0))
     facts = {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
     facts |= {key: part.get(key) for key in screen.COUNTS}
-    facts |= {key: part[key] for key in ("selection", "n_filtered") if key in part}
+    facts |= {key: part[key] for key in ("selection", "n_filtered", "n_targets") if key in part}
     return facts | {"split": splits.share_facts(share, part.get("cut_bytes", 0))}

@@ -1,17 +1,24 @@
-"""The job of a preparation: the facts that all units share, and its tokenizer, given or a BPE trained on a sample."""
+"""The job of a preparation: the facts that all units share.
+
+These are its tokenizer, given or a BPE trained on a sample, and the size of the pieces into which documents are cut.
+"""
 
 import dataclasses
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from scalelab.data import splits
 from scalelab.data.prepare import specs, units
 from scalelab.data.prepare.request import Request, load_requested_template, parse_vocab_size
-from scalelab.data.prepare.units import PrepareJob
+from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers import hf_json, load, ranks, roundtrip
+from scalelab.data.tokenizers import chat, hf_json, load, ranks, roundtrip
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
+from scalelab.record import records
+from scalelab.record.jsonfiles import WHOLE
 from scalelab.untrusted.files import read_bytes
 
 SAMPLE_BYTES = 2**25  # bytes of training documents, sampled from the whole corpus, that train a BPE
@@ -59,6 +66,8 @@ def sample_round_trip(
     if tokenizer.kind not in ("json", "ranks") or not is_text:
         return None
     reading = dataclasses.replace(job.reading(), skip_bad=True)
+    if job.template:
+        reading.render_chat = chat.message_texts
     return roundtrip.try_round_trip(tokenizer, _spread_documents(all_units, reading, stop, TRIED_BYTES))
 
 
@@ -78,6 +87,59 @@ def _spread_documents(all_units: Sequence[specs.WorkUnit], reading: Reading, sto
             quota -= len(piece)
             if quota <= 0:
                 break
+
+
+def part_share(unit_records: Sequence[Mapping[str, Any]], asked: float) -> splits.Share:
+    """The share of a part's text that its units hold out."""
+    text = {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS}
+    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
+    return splits.Share(text["val"], sum(text.values()), n["val"], sum(n.values()), asked)
+
+
+def read_cuts(request: Request) -> dict[str, list[int]]:
+    """{part: [attempts, size of its pieces in bytes]} of an unfinished folder."""
+    path = request.out / ".units" / "cuts.json"
+    return records.read_json(path, {"*": [WHOLE]}) if path.is_file() else {}
+
+
+def smaller_pieces(
+    job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], cuts: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    """Pieces for the parts whose split is far from the share asked; after the last attempt it stays as it is.
+
+    A part with chats stays whole: a piece of one would be an answer without its question.
+    """
+    smaller = {}
+    for name, part in work.items():
+        attempt = cuts.get(name, [0])[0]
+        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
+            continue
+        unit_records = [units.read_record(job.units / unit.name) for unit in part]
+        share = part_share(unit_records, job.val_fraction)
+        if share.all_bytes and share.is_off(splits.FAR) and not units.hold_chats(unit_records):
+            size = splits.piece_bytes(share.all_bytes, job.val_fraction, attempt)
+            if size != cuts.get(name, [0, 0])[1]:
+                smaller[name] = [attempt + 1, size]
+    return smaller
+
+
+def begin_again(
+    job: PrepareJob,
+    work: Mapping[str, Sequence[specs.WorkUnit]],
+    cuts: Mapping[str, Sequence[int]],
+    smaller: Mapping[str, Sequence[int]],
+    is_trained: bool,
+) -> None:
+    """Remove the units of parts that are cut anew; of all, with the tokenizer, if it was trained on another split.
+
+    They go before the sizes are noted: what a kill leaves is then begun again.
+    """
+    for name in work if is_trained else smaller:
+        for unit in work[name]:
+            shutil.rmtree(job.units / unit.name, ignore_errors=True)
+    if is_trained:
+        (job.folder / load.TOKENIZER_FILES["json"]).unlink(missing_ok=True)
+    records.write_json(job.units / "cuts.json", cuts)
 
 
 def _trained_tokenizer(

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.prepare import near, specs
-from scalelab.data.prepare.units import DOCUMENT_DTYPE, SPLITS, PrepareJob, read_record
-from scalelab.data.shards import MASKED_DTYPE
+from scalelab.data.prepare.units import DOCUMENT_DTYPE, SPLITS, PrepareJob, load_job_tokenizer, read_record
+from scalelab.data.tokenizers import chat
 from scalelab.record import records
 from scalelab.record.jsonfiles import WHOLE
 from scalelab.untrusted.files import open_file
@@ -161,35 +161,32 @@ def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], 
         draft.mkdir()
         record = read_record(final)
         for split, mask in masks.items():
-            record[split] |= _filter_split(final, draft, split, mask, job.template is not None)
+            record[split] |= _filter_split(job, name, draft, split, mask)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
         records.fsync(draft / "record.json")
         shutil.rmtree(final)  # a kill here loses the unit, and the same command reads it again
         os.rename(draft, final)
 
 
-def _filter_split(
-    unit: pathlib.Path, draft: pathlib.Path, split: str, keep: np.ndarray, is_chat: bool
-) -> dict[str, Any]:
-    """Copy a split's files with the documents of `keep` only; returns their counts and hashes."""
+def _filter_split(job: PrepareJob, name: str, draft: pathlib.Path, split: str, keep: np.ndarray) -> dict[str, Any]:
+    """Copy the files of one split of unit `name` with the documents of `keep` only; returns their counts and hashes."""
+    unit, tokenizer = job.units / name, load_job_tokenizer(job)
     offsets = np.fromfile(unit / f"{split}.offsets", "<i8")
     documents = np.fromfile(unit / f"{split}.documents", DOCUMENT_DTYPE)
     lengths = np.diff(offsets)
-    n_tokens = int(offsets[-1])
-    width = (unit / f"{split}.tokens").stat().st_size // max(n_tokens, 1)
-    tokens = np.fromfile(unit / f"{split}.tokens", np.uint8).reshape(n_tokens, width)[np.repeat(keep, lengths)]
+    tokens = np.fromfile(unit / f"{split}.tokens", job.dtype(tokenizer))[np.repeat(keep, lengths)]
     arrays = {
         "tokens": tokens,
         "offsets": np.concatenate([[0], np.cumsum(lengths[keep])]).astype("<i8"),
         "documents": documents[keep],
     }
     digests = {}
-    for name, array in arrays.items():
+    for kind, array in arrays.items():
         content = array.tobytes()
-        (draft / f"{split}.{name}").write_bytes(content)
-        records.fsync(draft / f"{split}.{name}")
-        digests[name] = hashlib.sha256(content).hexdigest()
+        (draft / f"{split}.{kind}").write_bytes(content)
+        records.fsync(draft / f"{split}.{kind}")
+        digests[kind] = hashlib.sha256(content).hexdigest()
     counts: dict[str, Any] = {"n_tokens": len(tokens), "n_documents": int(keep.sum()), "sha256": digests}
-    if is_chat:
-        counts["n_targets"] = int((tokens.view(MASKED_DTYPE) >= 0).sum())
+    counts |= {"n_unknown": chat.count_id(tokens, tokenizer.unknown)}
+    counts |= {"n_targets": chat.count_targets(tokens)} if job.template else {}
     return counts | {"text_bytes": int(documents["text_bytes"][keep].sum())}

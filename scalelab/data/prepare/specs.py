@@ -40,9 +40,15 @@ class SourcePart:
     spec: str
     kinds: tuple[str, ...]
     paths: tuple[str, ...]
+    places: str = ""  # the spec without its selection
     selection: Selection = EVERYTHING
     origins: tuple[str, ...] = ()  # of files that were downloaded: their addresses, with a mark of the content
     split: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The option that names the part."""
+        return f"--val-source={self.spec}" if self.split == "val" else f"--source={self.spec}"
 
     @property
     def key(self) -> str:
@@ -70,22 +76,34 @@ def parse_sources(sources: Sequence[str], text_key: str = "text") -> list[Source
 
     `text_key`: the key of a source that has none of its own.
     """
+    parts, faults = find_parts(sources, text_key)
+    raise_faults(faults)
+    return parts
+
+
+def raise_faults(faults: Sequence[str]) -> None:
+    """Raise BadInput for faults, if there are any, all in one line."""
+    if faults:
+        raise BadInput(faults[0] if len(faults) == 1 else f"{len(faults)} faults: {'; '.join(faults)}")
+
+
+def find_parts(sources: Sequence[str], text_key: str, split: str = "") -> tuple[list[SourcePart], list[str]]:
+    """(parts, faults) of `--source` or, with split "val", `--val-source` flags; `split`: as in `SourcePart`."""
     parts, faults = [], list[str]()
+    option = "--val-source" if split == "val" else "--source"
     for source in sources:
         try:
-            parts.append(_parse_part(source, text_key))
+            parts.append(dataclasses.replace(_parse_part(source, text_key), split=split))
         except BadInput as fault:
-            faults.append(str(fault))
+            faults.append(str(fault).replace("--source=", f"{option}="))
     parts.sort(key=lambda part: part.name)
     for before, after in itertools.pairwise(parts):
         if before.name == after.name:
             faults.append(
-                f"two sources are named {before.name!r}: name them apart, --source={before.name}1={before.spec} "
-                f"--source={before.name}2={after.spec}"
+                f"two sources are named {before.name!r}: name them apart, {option}={before.name}1={before.spec} "
+                f"{option}={before.name}2={after.spec}"
             )
-    if faults:
-        raise BadInput(faults[0] if len(faults) == 1 else f"{len(faults)} faults: {'; '.join(faults)}")
-    return parts
+    return parts, faults
 
 
 def _parse_part(source: str, text_key: str) -> SourcePart:
@@ -97,7 +115,7 @@ def _parse_part(source: str, text_key: str) -> SourcePart:
     places, selection = (spec, EVERYTHING) if os.path.exists(os.path.expanduser(spec)) else split_spec(spec)
     if places.startswith("tfds:"):
         name = name or re.split(r"[/:@]", places[5:])[0]
-        return SourcePart(name, spec, ("tfds",), (tfdsets.find_tfds(places[5:]),), selection)
+        return SourcePart(name, spec, ("tfds",), (tfdsets.find_tfds(places[5:]),), places, selection)
     fetched = remote.fetch(places) if remote.is_remote(places) else []
     paths = [file.path for file in fetched] or list_files(places)
     kinds = tuple(file_kind(path, selection.key or text_key) for path in paths)
@@ -106,7 +124,7 @@ def _parse_part(source: str, text_key: str) -> SourcePart:
             if kind in FIELDLESS_KINDS:
                 Reading(selection=selection).check_no_fields(path)
     name = name or source_name(places.partition("?")[0] if fetched else places)
-    return SourcePart(name, spec, kinds, tuple(paths), selection, tuple(file.origin for file in fetched))
+    return SourcePart(name, spec, kinds, tuple(paths), places, selection, tuple(file.origin for file in fetched))
 
 
 def part_bytes(part: SourcePart) -> int:

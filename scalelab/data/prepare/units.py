@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,14 +104,13 @@ class DocumentStream:
     def add(self, document: Document) -> None:
         """Append a document and its separator."""
         ids = document.ids
-        is_masked = ids.dtype.kind == "i" and len(ids) > 0 and ids.min() <= chat.MASKED
-        end = chat.mask_ids(self.end, np.array([True])) if is_masked else self.end  # no turn of the assistant
+        end = chat.mask_ids(self.end, np.array([True])) if chat.is_masked(ids) else self.end  # no assistant's turn
         self.tokens += [ids.astype(self.dtype, copy=False), end]
-        self.n_targets += int((ids >= 0).sum()) if is_masked else len(ids) + 1
+        self.n_targets += chat.count_targets(ids) + chat.count_targets(end)
         self.documents.append((document.hash, document.text_bytes))
         if "signatures" in self.files:
             self.signatures.append(near.signature(chat.unmask_ids(ids)))
-        self.n_unknown += int(np.count_nonzero(ids == self.unknown)) if self.unknown is not None else 0
+        self.n_unknown += chat.count_id(ids, self.unknown)
         self.text_bytes += document.text_bytes
         self.n_tokens += len(ids) + 1
         self.n_documents += 1
@@ -188,6 +187,12 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
     """Read the record of a written unit. BadInput if it is damaged."""
     record: dict[str, Any] = read_json(folder / "record.json", RECORD_SCHEMA)
     return record
+
+
+def hold_chats(unit_records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a unit has a chat: tokens that are read and not predicted."""
+    sides = [record[split] for record in unit_records for split in SPLITS]
+    return any(side.get("n_targets", side["n_tokens"]) < side["n_tokens"] for side in sides)
 
 
 def _fill(

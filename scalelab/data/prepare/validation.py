@@ -1,105 +1,101 @@
 """Validation sets of the user's own (`--val-source`), and files of a glob whose names say that they are one."""
 
-import dataclasses
 import glob
 import os
 import pathlib
 import re
 import shlex
+from collections.abc import Sequence
 
 from scalelab.data.prepare import specs
-from scalelab.data.read.selection import split_spec
+from scalelab.data.read.selection import Selection
 from scalelab.errors import BadInput
 
 WORDS = {"val", "valid", "validation", "test", "dev"}
-CODE_ENDINGS = (
-    ".py",
-    ".js",
-    ".ts",
-    ".go",
-    ".rs",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".java",
-    ".rb",
-    ".sh",
-)  # a test of code is text like any other
+# A test of code is a text like any other.
+CODE_ENDINGS = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".java", ".rb", ".sh")
 NAMED = 3  # files named in a refusal
 
 
 def parse_parts(
-    sources: list[str], val_sources: list[str], train_on_all: bool, text_key: str = "text"
+    sources: Sequence[str], val_sources: Sequence[str], train_on_all: bool, text_key: str = "text"
 ) -> list[specs.SourcePart]:
     """Parse `--source` and `--val-source` as parts, sorted by name. With validation sources nothing else is held out.
 
-    Raises BadInput as `specs.parse_sources`, for a file that is both, and for globs that take files whose names say
-    val, valid, test or dev for training, unless `train_on_all`.
+    Raises BadInput with all faults: those of `specs.parse_sources`, files that are both, and globs and folders that
+    take files whose names say val, valid, test or dev for training, unless `train_on_all`.
     """
-    train, val = specs.parse_sources(sources, text_key), specs.parse_sources(val_sources, text_key)
-    held = {path: part for part in val for path in part.paths}
+    train, faults = specs.find_parts(sources, text_key, "train" if val_sources else "")
+    val, val_faults = specs.find_parts(val_sources, text_key, "val")
+    faults += val_faults
     for part in train:
-        if both := [path for path in part.paths if path in held and not _are_apart(part, held[path])]:
-            spec, rest = held[both[0]].spec, [path for path in part.paths if path not in held]
-            hint = f": name the others, --source={_quoted(rest)}" if rest else ""
-            raise BadInput(f"{both[0]} is in --source={part.spec} and in --val-source={spec}{hint}")
-        if not train_on_all:
-            _ask_about_names(part)
-    if val:
-        train = [dataclasses.replace(part, split="train") for part in train]
-    return sorted([*train, *(dataclasses.replace(part, split="val") for part in val)], key=lambda part: part.key)
+        faults += _overlaps(part, val)
+        faults += [] if train_on_all else _held_out_names(part)
+    specs.raise_faults(faults)
+    return sorted([*train, *val], key=lambda part: part.key)
 
 
-def _are_apart(train: specs.SourcePart, val: specs.SourcePart) -> bool:
-    """Whether two sources may take other records of one file: both have filters, and not the same ones."""
-    filters = train.selection.filters, val.selection.filters
-    return all(filters) and filters[0] != filters[1]
+def _overlaps(train: specs.SourcePart, val: Sequence[specs.SourcePart]) -> list[str]:
+    """The fault, if a file gives the same documents to `train` and to `val`."""
+    held = {path: part for part in val if not _may_differ(train.selection, part.selection) for path in part.paths}
+    both = [path for path in train.paths if path in held]
+    if not both:
+        return []
+    rest = [path for path in train.paths if path not in held]
+    hint = f": name the others, --source={_quoted(rest)}" if rest else ""
+    return [f"{both[0]} is in {train.flag} and in {held[both[0]].flag}{hint}"]
 
 
-def _quoted(paths: list[str]) -> str:
-    return shlex.quote(",".join(paths[:NAMED]) + ("" if len(paths) <= NAMED else ",…"))
+def _may_differ(train: Selection, val: Selection) -> bool:
+    """Whether two selections of a file can have no document in common: another key, or each a filter of its own."""
+    ours, theirs = set(train.filters), set(val.filters)
+    return train.key != val.key or not (ours <= theirs or theirs <= ours)
 
 
-def _ask_about_names(part: specs.SourcePart) -> None:
-    """Raise BadInput, with the lines to paste, if a glob takes files for training whose names say another use."""
-    if part.origins:
-        _ask_about_addresses(part)
-        return
-    patterns = [pattern.strip() for pattern in split_spec(part.spec)[0].split(",")]
-    chosen = {os.path.realpath(os.path.expanduser(pattern)) for pattern in patterns if not glob.has_magic(pattern)}
-    below = [_fixed_folder(pattern) for pattern in patterns if glob.has_magic(pattern)]
-    named = [path for path in part.paths if path not in chosen and any(says_held_out(path, folder) for folder in below)]
+def _quoted(paths: Sequence[str], selection: str = "") -> str:
+    return shlex.quote(",".join(paths[:NAMED]) + ("" if len(paths) <= NAMED else ",…") + selection)
+
+
+def _held_out_names(part: specs.SourcePart) -> list[str]:
+    """The fault, with the lines to paste, if a glob or folder takes files whose names say another use for training."""
+    files = _hub_files(part) if part.origins else _files_below(part)
+    named = [path for path, says_so in files.items() if says_so]
     if not named:
-        return
-    rest = [path for path in part.paths if path not in named]
-    lines = f"--val-source={_quoted(named)}" + (f" --source={_quoted(rest)}" if rest else " and another --source")
-    raise BadInput(
-        f"--source={part.spec} takes {named[0]}{f' and {len(named) - 1} more' if named[1:] else ''} for training, and "
-        f"the name says it is held out: {lines} makes it the validation set; --train-on-all trains on it"
-    )
+        return []
+    rest, end = [path for path in files if path not in named], part.selection.describe()
+    lines = f"--val-source={_quoted(named, end)}"
+    lines += f" --source={_quoted(rest, end)}" if rest else " and another --source"
+    more = f" and {len(named) - 1} more" if named[1:] else ""
+    return [
+        f"{part.flag} takes {named[0]}{more} for training, and the name says it is held out: {lines} makes it the "
+        "validation set; --train-on-all trains on it"
+    ]
 
 
-def _ask_about_addresses(part: specs.SourcePart) -> None:
-    """Raise BadInput if a glob of a data set on the Hub takes files whose names say another use."""
-    places = split_spec(part.spec)[0]
-    if not (places.startswith("hf://") and glob.has_magic(places)):
-        return
-    inside = {
-        origin: f"/{origin.split('/', 5)[-1]}" for origin in part.origins
-    }  # hf:, "", datasets, owner, name@commit
-    named = [origin for origin, path in inside.items() if says_held_out(path, "/")]
-    if named:
-        more = f" and {len(named) - 1} more" if named[1:] else ""
-        raise BadInput(
-            f"--source={part.spec} takes {named[0]}{more} for training, and the name says it is held out: "
-            f"--val-source={_quoted(named)} makes it the validation set; --train-on-all trains on it"
-        )
+def _files_below(part: specs.SourcePart) -> dict[str, bool]:
+    """{path: whether its name says that it is held out}; that of a file which is named alone says nothing."""
+    patterns = [os.path.expanduser(pattern.strip()) for pattern in part.places.split(",")]
+    chosen = {os.path.realpath(pattern) for pattern in patterns if os.path.isfile(pattern)}
+    below = [_fixed_folder(pattern) for pattern in patterns if not os.path.isfile(pattern)]
+    return {path: path not in chosen and any(says_held_out(path, folder) for folder in below) for path in part.paths}
+
+
+def _hub_files(part: specs.SourcePart) -> dict[str, bool]:
+    """Like `_files_below`, of files by their addresses on the Hub: hf://datasets/owner/name@commit/path."""
+    chosen = [pattern.strip() for pattern in part.places.split(",") if not glob.has_magic(pattern)]
+    inside = {origin: f"/{origin.split('/', 5)[-1]}" for origin in part.origins if origin.startswith("hf://")}
+    return {
+        origin: origin in inside
+        and not any(pattern.endswith(inside[origin]) for pattern in chosen)
+        and says_held_out(inside[origin], "/")
+        for origin in part.origins
+    }
 
 
 def _fixed_folder(pattern: str) -> str:
-    """The folders of a glob before its first * or ?."""
-    parts = pathlib.PurePath(os.path.expanduser(pattern)).parts
-    magic = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    """The folders of a glob before its first * or ?; a folder itself."""
+    parts = pathlib.PurePath(pattern).parts
+    magic = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     return os.path.realpath(os.path.join(*parts[:magic])) if magic else os.getcwd()
 
 
@@ -112,7 +108,7 @@ def says_held_out(path: str, folder: str) -> bool:
     return bool(WORDS & {*words, *(each.lower() for each in folders)})
 
 
-def check_options(val_fraction: float, val_sources: list[str]) -> None:
+def check_options(val_fraction: float, val_sources: Sequence[str]) -> None:
     """Raise BadInput for a share that is none, or a share beside validation sources."""
     if val_sources and val_fraction:
         raise BadInput(

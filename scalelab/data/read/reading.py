@@ -32,7 +32,7 @@ class Reading:
     zero_ends: bool = True  # true for bytes as tokens, where a zero byte would end its document
     selection: Selection = EVERYTHING
     is_chat: bool = False  # whether lists of messages are documents, too
-    render_chat: Callable[[Any], np.ndarray] | None = None  # messages -> ids, masked ones negative; ValueError
+    render_chat: Callable[[Any], np.ndarray | bytes] | None = None  # messages -> ids, masked ones negative; ValueError
     n_bad: int = 0
     n_filtered: int = 0  # documents that the source's filters or sample left out
     named: list[str] = dataclasses.field(default_factory=list)
@@ -78,7 +78,7 @@ class Reading:
         if text:
             raise BadInput(f"{where} has no fields, so {text} says nothing about it; sample=SHARE works on any file")
 
-    def chat_or_fault(self, value: Any) -> np.ndarray | str:
+    def chat_or_fault(self, value: Any) -> np.ndarray | bytes | str:
         """The ids of a list of messages, or the fault: --chat is not given, or the template refuses them."""
         is_chat = isinstance(value, list) and value and all(isinstance(each, dict) and "role" in each for each in value)
         if isinstance(value, list) and value and all(isinstance(each, dict) and "from" in each for each in value):

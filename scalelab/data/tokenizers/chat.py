@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.data.tokenizers.hf_json import END_TOKENS
+from scalelab.data.tokenizers import lacking
+from scalelab.data.tokenizers.hf_json import END_TOKENS, byte_letters
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, needs_package
-from scalelab.untrusted.documents import read_document
+from scalelab.untrusted.documents import parse_json, read_document
 from scalelab.untrusted.files import read_bytes
 
 MASKED = -2  # id i is stored as MASKED - i if it is no target; -1 is padding
@@ -205,6 +206,8 @@ def make_chat_encoder(
     inner = tokenizers.Tokenizer.from_str(tokenizer.content.decode())  # unlike in texts, special tokens are special
     inner.no_truncation()
     inner.no_padding()
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    drops = lacking.drops_letters(parse_json(tokenizer.content), vocabulary, byte_letters())
 
     def encode(messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         text, spans = render_chat(template, messages)
@@ -212,6 +215,8 @@ def make_chat_encoder(
             encoding = inner.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(str(error)) from error
+        if drops:
+            lacking.check_all_covered(text, encoding.offsets)
         ids, is_target = np.array(encoding.ids, np.int32), np.zeros(len(encoding.ids), bool)
         for begin, end in spans:
             # As transformers: from the token of the first letter to that of the last one, both included.
@@ -252,6 +257,27 @@ def check_separator(template: ChatTemplate, tokenizer: Tokenizer) -> None:
 def mask_ids(ids: np.ndarray, masked: np.ndarray) -> np.ndarray:
     """Ids as they are stored, int32: those that are read and not predicted below -1."""
     return np.where(masked, MASKED - ids, ids).astype(np.int32)
+
+
+def is_masked(ids: np.ndarray) -> bool:
+    """Whether some of the ids are read and not predicted, as in a chat."""
+    return ids.dtype.kind == "i" and len(ids) > 0 and bool(ids.min() <= MASKED)
+
+
+def count_targets(ids: np.ndarray) -> int:
+    """How many of stored ids are predicted."""
+    return int(np.count_nonzero(ids >= 0)) if ids.dtype.kind == "i" else len(ids)
+
+
+def count_id(ids: np.ndarray, number: int | None) -> int:
+    """How many of stored ids, masked or not, are `number`; 0 for None."""
+    return 0 if number is None else int(np.count_nonzero(unmask_ids(ids) == number))
+
+
+def message_texts(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """The texts of messages, joined: what a tokenizer must be able to write of a chat, whatever its template adds."""
+    contents = [message.get("content") for message in messages]
+    return "\n".join(content for content in contents if isinstance(content, str)).encode()
 
 
 def unmask_ids(ids: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from scalelab.config import Static
+from scalelab.data.batches.batches import NO_WINDOW
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.noise.estimate import LEAST_SEQUENCES, NoiseScale, estimate_noise_scale
 from scalelab.diagnose.probes.subject import Subject, adam_roots, load_subject
@@ -85,7 +86,7 @@ def measure_noise(evidence: Evidence, step: int, batches: int, progress: Progres
 
 def _live_rows(tokens: jax.Array) -> jax.Array:
     """Select the rows that hold a sequence: during the batch's warm-up some are empty."""
-    return tokens[np.asarray(tokens >= 0).any(axis=1)]
+    return tokens[np.asarray(tokens != NO_WINDOW).any(axis=1)]
 
 
 def _measure_rows(

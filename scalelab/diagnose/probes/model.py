@@ -27,7 +27,10 @@ def probe_mask(subject: Subject) -> dict[str, float]:
     `document_leak`: the same for tokens of an earlier document, where documents are masked. `batch_leak`: for the first
     sequence, when the others change.
     """
-    shape, tokens_BS = subject.static.model, jnp.maximum(subject.tokens[:4, :-1], 0).astype(jnp.int32)
+    shape, tokens_BS = (
+        subject.static.model,
+        jnp.maximum(documents.visible_tokens(subject.tokens[:4, :-1]), 0).astype(jnp.int32),
+    )
     half = tokens_BS.shape[1] // 2
     separator = int(subject.h.dataset.separator)
     other_BS = (tokens_BS + 1) % shape.vocab_size
@@ -87,7 +90,7 @@ def probe_norms(subject: Subject) -> dict[str, float]:
     Of several stacks the first block of that which grows most. Linear without a norm: 8; quadratic (a gated MLP): 64.
     """
     shape, params = subject.static.model, subject.weights
-    tokens_BS = jnp.maximum(subject.tokens[:2, :-1], 0).astype(jnp.int32)
+    tokens_BS = jnp.maximum(documents.visible_tokens(subject.tokens[:2, :-1]), 0).astype(jnp.int32)
     x_BSD = transformer.embed_tokens(shape, params, tokens_BS, FP32)
     unit_BSD = x_BSD / jnp.sqrt(jnp.mean(jnp.square(x_BSD)))
 

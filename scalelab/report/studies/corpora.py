@@ -11,7 +11,7 @@ ROW_COLUMNS = {"row": "row", "place": "source and position", "masked": "masked t
 BORDER_COLUMNS = {"row": "row", "document": "document", "start": "from", "stop": "to", "offset": "tokens before",
                   "ends": "ends here", "text": "text"}  # fmt: skip
 STATS_COLUMNS = {
-    "source": "source", "split": "split", "documents": "documents", "tokens": "tokens",
+    "source": "source", "split": "split", "documents": "documents", "tokens": "tokens", "targets": "predicted",
     "bytes_per_token": "bytes a token",
     "lengths": "tokens a document: least, 10 %, median, 90 %, most", "longer": "longer than a sequence",
     "longer_tokens": "their tokens", "windows": "sequences an epoch", "copies": "copies", "leaks": "in training",

@@ -114,7 +114,9 @@ def test_a_data_set_of_the_hub_is_read_at_its_commit(server):
 def test_files_of_the_hub_whose_names_say_test_are_asked_about(server, monkeypatch):
     monkeypatch.setitem(FILES, "more/test-0.jsonl", LINES)
     monkeypatch.setitem(FILES, "more/train-0.jsonl", LINES)
-    with pytest.raises(BadInput, match=r"--val-source=hf://datasets/ann/docs@a+/more/test-0.jsonl makes it the"):
+    with pytest.raises(
+        BadInput, match=r"--val-source=hf:.*/docs@a+/more/test-0.jsonl --source=hf:.*/more/train-0.jsonl makes"
+    ):
         validation.parse_parts(["hf://datasets/ann/docs/more/*.jsonl"], [], False)
     assert len(validation.parse_parts(["hf://datasets/ann/docs/more/train*.jsonl"], [], False)) == 1
 

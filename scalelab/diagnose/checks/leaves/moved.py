@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.config.checks.validate import parse_group_multipliers
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves.saved import (
     SavedStep,
@@ -238,7 +239,7 @@ def _count_tokens(evidence: Evidence, stretch: Stretch, rows: int, targets: bool
     first = max(stretch.before.step, stretch.after.step - MOST_BATCHES)
     for step in range(first, stretch.after.step):
         batch = np.asarray(data.batches.batch(step))
-        tokens = batch[:, 1:] if targets else batch[:, :-1][batch[:, 1:] >= 0]
+        tokens = batch[:, 1:] if targets else unmask_ids(batch[:, :-1][batch[:, 1:] >= 0])
         times += np.bincount(tokens[(tokens >= 0) & (tokens < rows)].ravel(), minlength=rows)
     if evidence.values["data.documents"] == "mask":
         separator = int(data.dataset.separator) if data.dataset.separator is not None else -1

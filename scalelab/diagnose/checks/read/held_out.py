@@ -3,6 +3,7 @@
 import numpy as np
 
 from scalelab.data.shards import Split
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.checks.read.again.batches import Stretch
 from scalelab.diagnose.checks.read.again.shingles import (
     LENGTH_BYTES,
@@ -25,7 +26,7 @@ def judge_held_out(data: DataSample, stretch: Stretch) -> Findings:
     """Look for the passages of the rows read in both splits."""
     length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
     rows = stretch.read.reshape(-1, stretch.read.shape[-1])
-    rows = np.where(rows < 0, 0, rows)
+    rows = np.maximum(unmask_ids(rows), 0)
     passages, owner = find_shingles(Documents(rows.ravel(), np.arange(len(rows) + 1) * rows.shape[1]), length)
     if not len(passages):
         return [Gap("val_in_train", f"rows of fewer than {length} tokens have no passage to look for", "longer rows")]

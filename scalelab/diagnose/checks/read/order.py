@@ -4,6 +4,7 @@ import numpy as np
 
 from scalelab.config import mixture_text
 from scalelab.config.steps import schedule_steps
+from scalelab.data.batches.batches import NO_WINDOW
 from scalelab.diagnose.checks.read.again.batches import Stretch, present
 from scalelab.diagnose.checks.read.again.shuffled import LEAST_VALUES, Finding, describe_rows, find_orders
 from scalelab.diagnose.evidence import Evidence
@@ -87,7 +88,7 @@ def _sizes(evidence: Evidence, stretch: Stretch) -> Findings:
     for i in chosen:
         step = int(stretch.steps[i])
         due = schedule_steps.tokens_before(config, step + 1) - schedule_steps.tokens_before(config, step)
-        read = int((stretch.read[i] >= 0).any(axis=1).sum()) * seq_len
+        read = int((stretch.read[i] != NO_WINDOW).any(axis=1).sum()) * seq_len
         if read != due and (stretch.read[i] == stretch.due[i]).all():
             text = f"step {step + 1} reads {read:,} tokens, batch, ramp and length of the config make {due:,}"
             knob = "train.global_batch, schedule.batch_start and model.seq_len as the data are read"

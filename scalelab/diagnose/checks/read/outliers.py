@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.checks.read.bigrams import OUTLIER, REPETITIVE, bigram_scores, count_pairs, describe_windows
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import MAD_TO_SIGMA
@@ -32,7 +33,7 @@ def describe_odd_batches(evidence: Evidence, first: int, last: int) -> str:
     few = REPETITIVE * np.median(count_pairs(data.windows))
     odd, scores, rows = [], [], []
     for number in numbers:
-        batch = np.asarray(data.batches.batch(number))
+        batch = unmask_ids(np.asarray(data.batches.batch(number)))
         batch = batch[(batch >= 0).all(axis=1)]
         if not len(batch):
             continue

@@ -70,7 +70,7 @@ def check_rows(evidence: Evidence) -> Findings:
         how = "a run of this version"
         findings.append(Gap("equal_rows", "no read/digest in metrics.jsonl", how, "batches were read again"))
     for each in compared:
-        findings += [*_other_rows(evidence, each), *_without_targets(each), *_lost_targets(evidence, each)]
+        findings += [*_other_rows(evidence, each), *_without_targets(evidence, each), *_lost_targets(evidence, each)]
         findings += judge_order(evidence, each.stretch)
         findings += judge_held_out(evidence.data, each.stretch) if evidence.data is not None else []
     return findings
@@ -163,7 +163,7 @@ def _changes_when_read_twice(each: Compared) -> bool:
     return bool((np.asarray(again) != each.stretch.read[chosen]).any())
 
 
-def _without_targets(each: Compared) -> Findings:
+def _without_targets(evidence: Evidence, each: Compared) -> Findings:
     """Judge rows of the data in which nothing is predicted."""
     rows = present(each.stretch.numbers)
     empty = each.due.empty - (~rows).sum(axis=1)
@@ -172,9 +172,12 @@ def _without_targets(each: Compared) -> Findings:
     if share <= WASTED:
         return []
     text = f"{share:.1%} of the sequences have no token to predict" + f", and {whole} steps none at all" * bool(whole)
-    text += ": nothing but separators, behind which no token is a target"
+    is_chat = bool(evidence.record.get("data", {}).get("chat"))
+    text += ": nothing but " + "parts of chats outside of the assistant's turns" * is_chat
+    text += "separators, behind which no token is a target" * (not is_chat)
     at = int(steps[np.argmax(empty)])
-    knob = "leave such documents out of the data"
+    knob = "a longer model.seq_len, which holds questions with their answers" if is_chat else ""
+    knob = knob or "leave such documents out of the data"
     confirm = f"scalelab diagnose RUN --batch={at} shows the rows of a step"
     return [make_verdict("no_targets", "test", share / WASTED, text, knob, confirm)]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from scalelab.config import Static
 from scalelab.config.checks.validate import parse_group_multipliers
+from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
@@ -108,7 +109,7 @@ def _rows_without_gradient(evidence: Evidence, leaves: Leaves) -> list[int]:
     """Tokens that occur before a target, whose row is not reached; separators aside, where documents are masked."""
     if evidence.values["schedule.seq_start"] or "embed.w" not in leaves.sizes:
         return []
-    inputs, targets = leaves.tokens[:, :-1], leaves.tokens[:, 1:]
+    inputs, targets = unmask_ids(np.asarray(leaves.tokens[:, :-1])), leaves.tokens[:, 1:]
     tokens = np.unique(inputs[(inputs >= 0) & (targets >= 0)])
     if evidence.values["data.documents"] == "mask" and evidence.data is not None:
         tokens = tokens[tokens != evidence.data.dataset.separator]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.data.shards import Split
+from scalelab.data.tokenizers.chat import unmask_ids
 
 LENGTH_BYTES, LENGTH_IDS = 32, 16  # tokens of a shingle, a power of two: of bytes, of larger vocabularies
 SAMPLED = 8  # 1 of so many shingles is kept
@@ -46,7 +47,7 @@ def take_documents(split: Split, most_tokens: int) -> Documents:
             tokens.append(np.asarray(shard[first[i] : first[i + 1]])[:most_tokens])
             sizes.append(np.array([len(tokens[-1])]))
         number += len(first) - 1
-    return Documents(np.concatenate(tokens), np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
+    return Documents(unmask_ids(np.concatenate(tokens)), np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
 
 
 def find_shingles(documents: Documents, length: int) -> tuple[np.ndarray, np.ndarray]:
