@@ -102,7 +102,11 @@ def measure_batch(static: Static, params: Any, folder: pathlib.Path, batch: int,
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print and write the result."""
+    """Measure, print and write the result. Exit code 0, 2 for bad input."""
+    return guarded("sampling", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = command_line("speed.sampling", __doc__)
     parser.add_argument("--rounds", type=whole_number, default=5, metavar="N", help="rounds (default 5)")
     parser.add_argument("--quick", action="store_true", help="a small model")
@@ -124,4 +128,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("checks.speed.sampling", main, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -150,6 +150,7 @@ def runs(tmp_path, monkeypatch):
         for i, (N, tokens, loss) in enumerate(zip(ACTIVE.tolist(), D.tolist(), LOSS.tolist(), strict=True))
     ]  # fmt: skip
     monkeypatch.setattr("scalelab.api.laws.fit_rows.read_grid", lambda folder: ([dict(row) for row in rows], ()))
+    (tmp_path / "record.json").write_text("{}")  # a folder of ours, not a source of another program
     return tmp_path
 
 

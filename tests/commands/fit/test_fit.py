@@ -247,7 +247,7 @@ def test_more_rows_than_can_be_resampled_end_in_one_line(tmp_path, capsys):
 
 def test_help_and_page_list_every_law_and_help_imports_none():
     code = (
-        "import sys; from scalelab.__main__ import main\ntry: main(['fit', '--help'])\nexcept SystemExit: "
+        "import sys; from scalelab.__main__ import main\ntry: main(['fit', '--help=all'])\nexcept SystemExit: "
         "print(sorted({'jax', 'scipy', 'numpy'} & set(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -108,8 +108,8 @@ CASES = (
         edits=(
             Edit(
                 "data/dataset.py",
-                'yield "val" if digest in held_out else "train", tokenizer.encode(document)',
-                'yield "val" if len(document) > 70_000 else "train", tokenizer.encode(document)',
+                'yield "val" if digest in held_out else "train", tokenizer.encode(piece)',
+                'yield "val" if len(piece) > 70_000 else "train", tokenizer.encode(piece)',
             ),
         ),
         harm="a validation loss of another text",
