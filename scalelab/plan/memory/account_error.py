@@ -10,7 +10,7 @@ SAID = 0.01  # a chance below it is left out
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """log(compiled / planned) of the peaks of `steps` compiled steps: mean and standard deviation; the range in words."""
+    """log(compiled / planned) of the peaks of `steps` compiled steps: mean, deviation, and the range in words."""
 
     steps: int
     mean: float
