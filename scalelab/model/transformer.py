@@ -123,8 +123,16 @@ def init_params(shape: ModelShape, key: jax.Array) -> Params:
 
 
 def parameter_declarations(shape: ModelShape) -> Params:
-    """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
-    return unbox(_declared(shape.plain)[0]["params"])[1]
+    """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed.
+
+    Cached, for a plan asks thousands of times: callers must not modify it.
+    """
+    return _declarations(shape.plain)
+
+
+@functools.cache
+def _declarations(shape: ModelShape) -> Params:
+    return unbox(_declared(shape)[0]["params"])[1]
 
 
 def block_sums(shape: ModelShape) -> Sums:

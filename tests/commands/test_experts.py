@@ -38,9 +38,9 @@ def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(t
 
 
 def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
-    assert main([*PLAN, "--mesh=expert=4,data=2"]) == 0
+    assert main([*PLAN[:-1], "--devices=2", "--mesh=expert=2"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"parameters \([\d.e+]+ active\) on 8 x H100 SXM", text)
+    assert re.search(r"parameters \([\d.e+]+ active\) on 2 x H100 SXM", text)
     assert "MFU" in text and "of the active parameters' FLOPs" in text
     assert re.search(r"experts: products multiply [\d.]+ times the useful rows", text)
     assert re.search(r"experts: all-to-all of [\d,.e-]+ GB a device and step, of them 0 GB over the network", text)

@@ -9,9 +9,10 @@ import math
 from scalelab.config import Static
 from scalelab.config.choices import pick
 from scalelab.model.stacks import kinds
-from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations, sequences_per_device
+from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import Product, block_products
+from scalelab.plan.step.device_share import sequences_per_device
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import target_platform
 

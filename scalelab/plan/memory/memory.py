@@ -54,6 +54,7 @@ class Memory:
     margin_bytes: int
     formula_bytes: int
     notes: tuple[str, ...]
+    has_experts: bool = False
 
 
 def step_memory(
@@ -93,10 +94,9 @@ def memory_on_backend(
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
-    notes = tuple(_memory_notes(static))
-    return Memory(
-        components, total, least, capacity, total <= capacity, capacity - total, megatron.formula_bytes(static), notes
-    )
+    notes, formula = tuple(_memory_notes(static)), megatron.formula_bytes(static)
+    margin, has_experts = capacity - total, static.model.n_experts > 0
+    return Memory(components, total, least, capacity, total <= capacity, margin, formula, notes, has_experts)
 
 
 def _state_key(static: Static) -> Static:

@@ -28,7 +28,7 @@ from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.device_share import sequences_per_device
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
@@ -78,12 +78,18 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
     few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
     alone = dataclasses.replace(canonical, layout=few, global_batch=2 * ROWS)
-    sums = {True: 0, False: 0}
-    for grows, size, axes in _block_parts(alone, recomputed):
-        split = [axis for axis in axes if axis in ("tensor", "context")]
-        whole = size * math.prod(getattr(few, axis) for axis in split)
-        sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
-    return SavedActivations(sums[True] // ROWS + _buffered_bytes(static, recomputed), sums[False])
+    by_rows, fixed = _block_bytes(alone, recomputed, layout.tensor, layout.context)
+    return SavedActivations(by_rows // ROWS + _buffered_bytes(static, recomputed), fixed)
+
+
+@functools.cache
+def _block_bytes(static: Static, recomputed: bool, tensor: int, context: int) -> tuple[int, int]:
+    """Bytes on one of so many devices that grow with the rows, and those that don't, of the parts of `static`."""
+    sums, sizes = {True: 0, False: 0}, {"tensor": tensor, "context": context}
+    for grows, size, axes in _block_parts(static, recomputed):
+        split = [(getattr(static.layout, axis), sizes[axis]) for axis in axes if axis in sizes]
+        sums[grows] += size * math.prod(few for few, _ in split) // math.prod(many for _, many in split)
+    return sums[True], sums[False]
 
 
 def _buffered_bytes(static: Static, recomputed: bool) -> int:
@@ -101,19 +107,13 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
     hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
 
     def held(static: Static) -> float:
-        arrived = expert_rows.device_buffers(static)
-        sorted_rows = expert_rows.held_rows(static, platform)
+        arrived, sorted_rows = expert_rows.device_buffers(static), expert_rows.held_rows(static, platform)
         rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
         return rows + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
 
     apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
     more = held(static) - held(dataclasses.replace(static, layout=apart))
     return max(0, math.ceil(more / sequences_per_device(static)))
-
-
-def sequences_per_device(static: Static) -> float:
-    """Sequences of a micro-batch on a device: less than one where a plan splits one between replicas."""
-    return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
 
 
 def _smallest_divisor(devices: int) -> int:

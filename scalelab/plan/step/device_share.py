@@ -78,6 +78,11 @@ def fullest_device_share(static: Static) -> DeviceShare:
     )
 
 
+def sequences_per_device(static: Static) -> float:
+    """Sequences of a micro-batch on a device: less than one where a plan splits one between replicas."""
+    return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
+
+
 def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
     """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
     layers, whole = fullest_device_share(static).layers, static.model.n_layers

@@ -92,6 +92,13 @@ def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     return fullest_device_share(static).tokens * copies
 
 
+def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
+    """Whether our experts may have less room than rows, and send back how many experts each row lacks."""
+    shape, buffers = static.model, device_buffers(static)
+    full = buffers.peers * buffers.rows * min(shape.experts_per_token, buffers.local)
+    return traits.sends == "buffers" and bool(shape.expert_capacity or buffers.multiplied < full)
+
+
 def split_by_domain(static: Static, machine: Machine, whole: float, once_a_node: bool) -> tuple[float, float]:
     """(what a device sends within its domain, over the network) of an exchange of `whole` bytes.
 

@@ -191,7 +191,7 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Tokens to the devices of their experts and the outputs back, and the gradients of both: each once.
 
     A recomputing backward sends none again, a pipeline's stage all: it computes the whole forward anew. With the rows
-    travel their experts' numbers and weights, in fp32, and the weights' gradients back.
+    travel their experts' numbers and weights, in fp32, and the weights' gradients back; what was dropped, forward.
     """
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
     routed = sum(
@@ -209,6 +209,7 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     return [
         exchange(width * rows * shape.d_model, 4 + 2 * again, "experts' rows"),
         exchange(about, 2 + again, "experts' weights"),
+        exchange(4 * rows, expert_rows.returns_drops(static, traits), "how many experts a row lacks"),
     ]
 
 

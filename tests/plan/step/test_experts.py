@@ -22,7 +22,6 @@ from scalelab.plan.step.systems import MEGATRON_TRAITS
 from scalelab.plan.step.time import expected_s, step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.plan.small import static_of
-from tests.quick import one_in
 
 H100 = load_machine("h100")
 EXPERTS = {"block": "experts", "n_experts": 8, "experts_per_token": 2, "d_expert": 32, "attention": "plain"}
@@ -32,7 +31,8 @@ def model(**changes):
     return EXPERTS | changes
 
 
-@pytest.mark.parametrize("remat", one_in(2, ["none", "full"]))
+@pytest.mark.full
+@pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("shared", [0, 1])
 def test_operations_hold_the_flops_of_the_walked_step(remat, shared):
     """With as many rows as are useful the operations are the products of the step's own jaxpr, router and all."""
@@ -94,6 +94,7 @@ def test_a_tokens_experts_reach_as_many_devices_as_drawn(n, k, parts):
     assert expert_rows.reached_parts(shape, parts) == pytest.approx(drawn_parts(n, k, parts), rel=0.03)
 
 
+@pytest.mark.full
 def test_groups_limit_the_nodes_that_a_token_reaches():
     """DeepSeek-V3: at most 4 of 8 nodes (arXiv 2412.19437, section 2.1.2), and all four with 8 experts drawn."""
     row = published.deepseek_row()
@@ -105,6 +106,7 @@ def test_groups_limit_the_nodes_that_a_token_reaches():
     assert expert_rows.split_by_domain(row.static, row.machine, 64.0, once_a_node=False) == (7, 56)
 
 
+@pytest.mark.full
 def test_deepseek_v3_takes_its_published_hours():
     """180 K hours of an H800 for a trillion tokens (table 1), on their layout: no row of theirs was in a fit."""
     row = published.deepseek_row()
@@ -114,6 +116,7 @@ def test_deepseek_v3_takes_its_published_hours():
     assert step.low_s < row.seconds < step.high_s
 
 
+@pytest.mark.full
 def test_the_table_of_experts_is_of_this_code():
     stored = json.loads((compiled.RESULTS / "step_times.json").read_text())["experts"]
     names = {row["name"]: row for row in stored["rows"]}
