@@ -1,26 +1,20 @@
-"""Score tasks while a run trains (`eval.tasks`): its weights at an evaluation, as `scalelab eval --tasks` scores them."""
+"""Score the tasks of `eval.tasks` at each evaluation of a run, as `scalelab eval --tasks` scores a checkpoint."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static
+from scalelab.config import Layout
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.evaluate import choices
 from scalelab.evaluate.subject import EvaluatedModel
 from scalelab.evaluate.tasks import TASKS_KEY, Task, check_names, read_task
-from scalelab.optim.registry import find_optimizer
-from scalelab.precision.policy import POLICIES
-from scalelab.precision.rounding import cast_for_storage
+from scalelab.train.resume.weights import weights_of_state
 from scalelab.train.run.session import TASK_PREFIX, Scorer
-from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
 
 
@@ -49,7 +43,7 @@ def open_scorer(config: ConfigDict, dataset: Dataset) -> Scorer | None:
 
     def score(run_config: ConfigDict, state: TrainState, beat: Callable[[], None]) -> dict[str, float]:
         """The accuracy of each task; `beat` is called after each batch."""
-        weights = model._replace(params=_evaluated_weights(static, run_config, state))
+        weights = model._replace(params=jax.device_put(weights_of_state(static, run_config, state)))
         return {f"{TASK_PREFIX}{task.name}": _accuracy(weights, task, items, beat) for task, items in encoded}
 
     names = ", ".join(f"{TASK_PREFIX}{task.name} ({len(task.items)} items)" for task in tasks)
@@ -59,14 +53,3 @@ def open_scorer(config: ConfigDict, dataset: Dataset) -> Scorer | None:
 def _accuracy(model: EvaluatedModel, task: Task, items: choices.EncodedTask, beat: Callable[[], None]) -> float:
     """The headline of `scalelab eval --tasks`."""
     return float(choices.evaluate_task(model, task, items, lambda *_: beat())["acc"])
-
-
-def _evaluated_weights(static: Static, config: ConfigDict, state: TrainState) -> Any:
-    """The weights that `load_run_weights` reads from a checkpoint of `state`: fp32, on one device."""
-    if find_optimizer(static.optim.name).evaluated is None:  # moments, often twice the weights, stay where they are
-        state = state._replace(opt_state=())
-    state = jax.device_get(state._replace(ema=()))
-    point = functools.partial(state_lib.evaluation_point, static, h=config_lib.hparams(config))
-    params = cast_for_storage(jax.jit(point)(state), POLICIES[static.precision].parameters)
-    whole = state_lib.with_variables(params, state_lib.model_variables(state))
-    return jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), whole))

@@ -43,7 +43,10 @@ def make_slug(text: str) -> str:
 
 
 def read_task(path: str | pathlib.Path, key: str = "--tasks") -> Task:
-    """Read the task in a file, which `key` names. BadInput for a line that is not an item (with its number), or a file without items."""
+    """Read the task in a file. BadInput for a line that is not an item (with its number), or a file without items.
+
+    `key`: what named the file, for the message of one that is not there.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []

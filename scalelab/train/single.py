@@ -60,7 +60,8 @@ def train_single(
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
     `change` is made where the run goes on, which may be an earlier step, and recorded. `pulse` gets the progress;
-    `open_scorer` opens what scores `eval.tasks`; `code` is the `git.code_state` of the config's file (None: of the current folder).
+    `code` is the `git.code_state` of the config's file (None: of the current folder); `open_scorer` opens what scores
+    `eval.tasks`.
     BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """

@@ -18,9 +18,15 @@ from scalelab.train.step import program
 from tests.evaluate.runs import loaded, settings, trained
 from tests.train.runs import untimed
 
-ENDS = [{"context": text[:9], "choices": [text[9], other], "answer": 0}
-    for text, other in (("for i in range(", "z"), ("while x:\n    x", "q"), ("    return [x", "e"), ("def f(x):\n  ", "\\"))]  # fmt: skip
-WORDS = [{"context": "pri", "completion": "n"}, {"context": "f", "completion": "o"}, {"context": "x", "completion": "q"}]
+ENDS = [
+    {"context": context, "choices": [right, wrong], "answer": 0}
+    for context, right, wrong in (
+        ("for i in ", "r", "z"), ("while x:\n ", " ", "q"), ("    retur", "n", "e"), ("def f(x", ")", "\\")
+    )
+]  # fmt: skip
+WORDS = [
+    {"context": context, "completion": completion} for context, completion in (("pri", "n"), ("f", "o"), ("x", "q"))
+]
 SCHEDULE_FREE = {"optim__name": "schedule_free_adamw", "train__ema": 0.0, "schedule__name": "constant"}
 OFTEN = {"eval__every_steps": 2, "checkpoint__every_steps": 2, "train__steps_per_dispatch": 2, "train__steps": 6}
 
@@ -58,7 +64,10 @@ def test_a_state_is_scored_as_its_checkpoint(tmp_path):
     columns = scorer.score(config, state, lambda: beats.append(1))
     rows = evaluations.evaluate_tasks(loaded(), [read_task(path) for path in tasks.split(",")])
     assert columns == {f"task/{row['set']}": row["metrics"]["acc"] for row in rows} and len(beats) == 2
-    assert scorer.text == "eval.tasks: task/ends (4 items), task/words (3 items): accuracy at each evaluation, on one device"
+    assert (
+        scorer.text
+        == "eval.tasks: task/ends (4 items), task/words (3 items): accuracy at each evaluation, on one device"
+    )
 
 
 @pytest.mark.full
@@ -112,12 +121,12 @@ def test_what_cannot_be_scored_is_refused_before_a_folder_is_written(tmp_path, v
 def test_text_on_numbers_several_processes_and_a_caller_without_a_scorer_are_refused_by_name(tmp_path, monkeypatch):
     tasks = write_tasks(tmp_path)
     numbers = settings(data__source="synthetic", data__path="", data__n_tokens=20000, eval__tasks=tasks)
-    with pytest.raises(BadInput, match="eval.tasks: data.source='synthetic' is a language of numbers"):
+    with pytest.raises(BadInput, match=r"eval.tasks: data.source='synthetic' is a language of numbers"):
         open_scorer(numbers, load_run_dataset(numbers))
-    with pytest.raises(BadInput, match="eval.tasks: nothing here scores tasks"):
+    with pytest.raises(BadInput, match=r"eval.tasks: nothing here scores tasks"):
         train_single(settings(eval__tasks=tasks), tmp_path / "run")
     text = settings(eval__tasks=tasks)
     data = load_run_dataset(text)
     monkeypatch.setattr(during.jax, "process_count", lambda: 2)
-    with pytest.raises(BadInput, match="eval.tasks scores on one device of one process, and this run has 2 processes"):
+    with pytest.raises(BadInput, match=r"eval.tasks scores on one device of one process, and this run has 2 processes"):
         open_scorer(text, data)
