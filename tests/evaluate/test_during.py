@@ -12,6 +12,7 @@ from scalelab.evaluate import during, evaluations
 from scalelab.evaluate.during import open_scorer
 from scalelab.evaluate.tasks import read_task
 from scalelab.record import records
+from scalelab.sweep.pack import train_pack
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.single import load_run_dataset, train_single
 from scalelab.train.step import program
@@ -130,3 +131,16 @@ def test_text_on_numbers_several_processes_and_a_caller_without_a_scorer_are_ref
     monkeypatch.setattr(during.jax, "process_count", lambda: 2)
     with pytest.raises(BadInput, match=r"eval.tasks scores on one device of one process, and this run has 2 processes"):
         open_scorer(text, data)
+
+
+@pytest.mark.full
+def test_trials_of_one_program_have_their_own_columns(tmp_path):
+    tasks = write_tasks(tmp_path)
+    trials = {
+        name: settings(**OFTEN, eval__tasks=tasks, sweep__pack="vmap", optim__peak_lr=lr)
+        for name, lr in (("a", 0.03), ("b", 0.003))
+    }
+    assert train_pack(tmp_path / "sweep", "pack", trials) == {"a": "done", "b": "done"}
+    for name in trials:
+        check_like_checkpoints(tmp_path / "sweep" / "runs" / name, tasks)
+    assert columns_of(tmp_path / "sweep" / "runs" / "a") != columns_of(tmp_path / "sweep" / "runs" / "b")
