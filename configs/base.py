@@ -338,6 +338,7 @@ EVAL = {
     "patience": key(0, "end the run (status: stopped early) after so many without a lower loss; 0: never",
         unit="evaluations", range=(0, 1e9), source="Prechelt 1998, \"Early stopping - but when?\""),
     "metrics": setting("", 'your own metrics of evaluations, as pkg.mod:fn; "": none', user_code=True),
+    "tasks": setting("", 'task files, with commas, scored at each evaluation; one column each, task/NAME; "": none'),
 }  # fmt: skip
 
 CHECKPOINT = {

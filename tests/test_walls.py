@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"config", "model", "optim", "precision"},
     "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision", "stores"},
     "evaluate": {"config", "data", "model", "precision", "train"},
-    "sweep": {"config", "hardware", "index", "laws", "model", "optim", "parallel", "train"},
+    "sweep": {"config", "evaluate", "hardware", "index", "laws", "model", "optim", "parallel", "train"},
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},
     "report": {"index", "laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},

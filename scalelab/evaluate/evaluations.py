@@ -16,7 +16,7 @@ from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.evaluate import choices, losses
 from scalelab.evaluate.subject import EvaluatedModel, check_same_ids
-from scalelab.evaluate.tasks import Task, make_slug
+from scalelab.evaluate.tasks import Task, check_names, make_slug
 from scalelab.record import lock, records
 from scalelab.train.single import load_run_dataset
 
@@ -66,9 +66,7 @@ def evaluate_tasks(
     model: EvaluatedModel, tasks: Sequence[Task], progress: Progress = lambda *_: None
 ) -> list[EvaluationRow]:
     """Evaluate each task: one row of metrics per task (see `choices.task_metrics`). BadInput for two of one name."""
-    names = [task.name for task in tasks]
-    if double := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"--tasks: two files of the name {double!r}: columns of the same name would hold both")
+    check_names(tasks)
     all_encoded = [choices.encode_task(model, task) for task in tasks]  # refuses bad items before anything is scored
     rows = []
     for task, encoded in zip(tasks, all_encoded, strict=True):

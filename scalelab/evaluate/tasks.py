@@ -4,6 +4,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
@@ -11,6 +12,7 @@ from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import read_bytes
 
 MOST_TASK_BYTES = 2**29
+TASKS_KEY = "eval.tasks"  # names task files in a config
 
 TextOrIds = str | list[int]  # token ids for data without text
 ITEM_KEYS = ("context", "choices", "answer", "completion", "id")
@@ -40,12 +42,15 @@ def make_slug(text: str) -> str:
     return re.sub(r"\W+", "_", text).strip("_").lower() or "task"
 
 
-def read_task(path: str | pathlib.Path) -> Task:
-    """Read the task in a file. BadInput for a line that is not an item (with its number), or a file without items."""
+def read_task(path: str | pathlib.Path, key: str = "--tasks") -> Task:
+    """Read the task in a file. BadInput for a line that is not an item (with its number), or a file without items.
+
+    `key`: what named the file, for the message of one that is not there.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
-        raise BadInput(f"--tasks: no file {str(path)!r}{nearest_hint(str(path), beside)}")
+        raise BadInput(f"{key}: no file {str(path)!r}{nearest_hint(str(path), beside)}")
     content = read_bytes(path, MOST_TASK_BYTES, follow=True)
     try:
         lines = content.decode().split("\n")
@@ -63,6 +68,13 @@ def read_task(path: str | pathlib.Path) -> Task:
             raise BadInput(f"{path}, line {item.line} is a {other}, those before it a {kind}: put them into two files")
     fingerprint = hashlib.sha256(content).hexdigest()[:16]
     return Task(make_slug(path.stem), kind, [item for _, item in items], fingerprint, str(path))
+
+
+def check_names(tasks: Sequence[Task], key: str = "--tasks") -> None:
+    """Raise BadInput for two tasks of one name; `key` names their files."""
+    names = [task.name for task in tasks]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"{key}: two files of the name {double!r}: columns of the same name would hold both")
 
 
 def _parse_item(text: str, line: int, where: str) -> tuple[str, TaskItem]:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from scalelab import git
 from scalelab.errors import BadInput
+from scalelab.evaluate.during import open_scorer
 from scalelab.index.waiting import wait_for_folder
 from scalelab.parallel.pulse import Pulse
 from scalelab.record import records
@@ -60,7 +61,9 @@ def train_pack(
     determinism.set_deterministic_flags(config, place)
     reserve_for_moments(config, len(trials))
     data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)
-    session = Session(data, progress, stop, allow, mode, pulse, judge)
+    session = Session(data, progress, stop, allow, mode, pulse, judge, open_scorer(config, data))
+    if session.scorer:
+        progress({"note": session.scorer.text})
     with wait_for_folder(place, take_over, stop, lambda text: progress({"warning": text})) as is_held:
         if not is_held:
             return dict.fromkeys(names, "stopped")

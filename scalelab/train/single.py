@@ -26,7 +26,7 @@ from scalelab.train.resume.by_hand import ByHand
 from scalelab.train.run import loop
 from scalelab.train.run.opening.opening import open_run
 from scalelab.train.run.run import Run, has_ended
-from scalelab.train.run.session import Progress, Session
+from scalelab.train.run.session import OpenScorer, Progress, Session, refuse_tasks
 from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
 
 
@@ -55,11 +55,13 @@ def train_single(
     pulse: Pulse | None = None,
     code: Mapping[str, git.RepoState] | None = None,
     change: ByHand | None = None,
+    open_scorer: OpenScorer = refuse_tasks,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
     `change` is made where the run goes on, which may be an earlier step, and recorded. `pulse` gets the progress;
-    `code` is the `git.code_state` of the config's file (None: of the current folder).
+    `code` is the `git.code_state` of the config's file (None: of the current folder); `open_scorer` opens what scores
+    `eval.tasks`.
     BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
@@ -68,7 +70,10 @@ def train_single(
     device_memory.reserve_gpu_memory()
     determinism.set_deterministic_flags(config, folder)
     reserve_for_moments(config)
-    session = Session(load_run_dataset(config), progress, stop, allow, pulse=pulse)
+    data = load_run_dataset(config)
+    session = Session(data, progress, stop, allow, pulse=pulse, scorer=open_scorer(config, data))
+    if session.scorer:
+        progress({"note": session.scorer.text})
     with contextlib.ExitStack() as held:
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})

@@ -43,16 +43,19 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
-def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone():
+@pytest.mark.parametrize("documents", ["cross", pytest.param("mask", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "options",
+    [SamplingOptions(temperature=0.0), pytest.param(SamplingOptions(seed=3, top_k=20), marks=pytest.mark.full)],
+)
+def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone(documents, options):
     """Greedily and drawn; where documents are masked, too, and where the padding is as long as a text."""
     model, prompts = loaded(), ["for i in", "x", "def f(a, b):"]
-    masked = model._replace(static=dataclasses.replace(model.static, documents="mask"))
-    for each in (model, masked):
-        for options in (SamplingOptions(temperature=0.0), SamplingOptions(seed=3, top_k=20)):
-            together = draw_samples(each, BYTES, prompts, 8, 2, options)
-            alone = [one for prompt in prompts for one in draw_samples(each, BYTES, prompt, 8, 2, options)]
-            assert [one.ids for one in together] == [one.ids for one in alone]
-            assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], rel=1e-4)
+    model = model._replace(static=dataclasses.replace(model.static, documents=documents))
+    together = draw_samples(model, BYTES, prompts, 8, 2, options)
+    alone = [one for prompt in prompts for one in draw_samples(model, BYTES, prompt, 8, 2, options)]
+    assert [one.ids for one in together] == [one.ids for one in alone]
+    assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], rel=1e-4)
 
 
 @pytest.mark.slow

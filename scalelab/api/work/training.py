@@ -148,6 +148,7 @@ class _Training:
 
     def run(self, config: "ConfigDict", place: "ProcessPlace | None" = None, pulse: "Pulse | None" = None) -> Trained:
         """Train to the end, alone or as one of several processes, of which the first speaks."""
+        from scalelab.evaluate.during import open_scorer
         from scalelab.train.lineage.compatibility import refuse_foreign_files
         from scalelab.train.single import train_single
 
@@ -162,7 +163,7 @@ class _Training:
         with self.display(name, {name: config.train.steps}) as shown:
             result = train_single(
                 config, self.folder, shown.progress if first else silent, shown.stop, self.allow, self.take_over,
-                pulse, git.code_state(self.file), self.change,
+                pulse, git.code_state(self.file), self.change, open_scorer,
             )  # fmt: skip
         result["folder"] = url_of(self.folder) or result["folder"]
         return Trained(**result, process=place.index if place else 0)

@@ -29,7 +29,7 @@ DISPATCH = 20  # steps that are sent at once
 QUIET = {
     "log.every_steps": 1, "train.steps_per_dispatch": DISPATCH, "train.branch_from": "", "log.wandb": "",
     "log.tensorboard": False, "log.sinks": "", "checkpoint.every_steps": 2**31 - 1, "eval.every_steps": 2**31 - 1,
-    "eval.patience": 0, "sweep.pack": "auto",
+    "eval.patience": 0, "eval.tasks": "", "sweep.pack": "auto",
 }  # fmt: skip
 Progress = Callable[[dict[str, Any]], None]
 

@@ -131,6 +131,7 @@ def _train_among(
     beat: Any,
 ) -> int:
     """Train the pack as one of several processes, one trial after the other: each is a run over all their devices."""
+    from scalelab.evaluate.during import open_scorer
     from scalelab.parallel import processes, pulse
     from scalelab.train.single import train_single
 
@@ -142,7 +143,7 @@ def _train_among(
 
     facts = {name: str(job["trials"][name]) for name in trials}
     stall_s = max(config.train.stall_s for config in trials.values())
-    options = {key: job[key] for key in TRAINER_OPTIONS}
+    options = {key: job[key] for key in TRAINER_OPTIONS} | {"open_scorer": open_scorer}
     with processes.run_together(place, facts, folder / "packs" / pack, lost, beat, stall_s):
         for name, config in trials.items():
             result = train_single(config, folder / "runs" / name, stop=stop, pulse=beat, **options)

@@ -28,7 +28,7 @@ def catch_up(
 ) -> loop.StartStates:
     """`start` with the trials that go back: each takes the steps up to the pack's alone; its neighbours keep theirs."""
     step, states, progress = start[0], list(start[1]), session.progress
-    alone = Session(session.dataset, progress)
+    alone = Session(session.dataset, progress, scorer=session.scorer)
     for i, (name, run) in enumerate(runs.items()):
         while run.status == "running" and (decision := rewind.pending_decision(run)):
             loaded = load_step(run, checkpoints, name, decision["to"], progress)

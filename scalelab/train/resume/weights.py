@@ -7,6 +7,7 @@ In a notebook:
 """
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -15,13 +16,16 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, ModelShape
+from scalelab.config import Layout, ModelShape, Static
 from scalelab.data.tokenizers.load import TOKENIZER_FILES, load_tokenizer_file
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
-from scalelab.model.declare import named_leaves, without_variables
+from scalelab.model.declare import named_leaves, with_variables, without_variables
+from scalelab.optim.registry import find_optimizer
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import cast_for_storage
 from scalelab.record import records
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import find_saved_steps
@@ -72,6 +76,17 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     origin |= {"digest": state.params_digest(leaves)}
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), leaves)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
+
+
+def weights_of_state(static: Static, config: ConfigDict, whole: state.TrainState) -> Any:
+    """The parameters that `load_run_weights` reads from a checkpoint of this state; `static`: of one device."""
+    if find_optimizer(static.optim.name).evaluated is None:  # moments, often twice the weights, stay where they are
+        whole = whole._replace(opt_state=())
+    whole = jax.device_get(whole._replace(ema=()))
+    point = jax.jit(functools.partial(state.evaluation_point, static, h=config_lib.hparams(config)))
+    params = cast_for_storage(point(whole), POLICIES[static.precision].parameters)
+    leaves = jax.device_get(with_variables(params, state.model_variables(whole)))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), leaves)
 
 
 def _mean_weights(source: str, ema: bool, last: int) -> Weights:

@@ -25,7 +25,7 @@ from scalelab.train.run.feed import Feed, GuardMemory
 from scalelab.train.run.reader import MetricReader
 from scalelab.train.run.rerun import Rerun, Taken, copy_states
 from scalelab.train.run.run import Run
-from scalelab.train.run.session import Progress, Saver, Session
+from scalelab.train.run.session import Progress, Saver, Scorer, Session
 from scalelab.train.run.trackers.profile import Profiler
 from scalelab.train.run.trackers.sinks import SinkReport
 from scalelab.train.step import guard
@@ -215,11 +215,28 @@ def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:
 
 
 def _evaluate(parts: _Parts, states: Any, step: int) -> None:
-    """Send the evaluation of each run, one loss for each source."""
+    """Send the evaluation of each run, one loss for each source; score its tasks."""
     parts.pulse.enter("eval", step)
     with parts.pulse.timed("eval" if parts.pulse.seconds.get("eval") else "compile"):  # the first one compiles
         losses = [parts.program.evaluate(states, val) for val in parts.feed.val]
-    parts.reader.add("eval", step, 0, list(zip(*losses, strict=True)))
+    scores: list[Mapping[str, float]] = [{}] * len(parts.runs)
+    if parts.session.scorer:
+        parts.reader.read()  # else the time of the tasks would count as that of the steps before
+        scores = _score_tasks(parts, states, step, parts.session.scorer)
+    values = list(zip(zip(*losses, strict=True), scores, strict=True))
+    parts.reader.add("eval", step, 0, values, leave=0 if parts.session.scorer else 1)
+
+
+def _score_tasks(parts: _Parts, states: Any, step: int, scorer: Scorer) -> list[Mapping[str, float]]:
+    """The columns of `eval.tasks`, by run; {} for one that has ended."""
+    parts.pulse.enter("eval", step)
+    beat = functools.partial(parts.pulse.enter, "eval", step)
+    with parts.pulse.timed("eval"):
+        states_by_run = parts.program.separate(states)
+        return [
+            scorer.score(run.config, state, beat) if run.status == "running" else {}
+            for run, state in zip(parts.runs, states_by_run, strict=True)
+        ]
 
 
 def _finish(parts: _Parts, first: int | None, step: int, states: Any, stopped: bool, until: int | None) -> TrainOutcome:

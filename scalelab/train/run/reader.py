@@ -69,10 +69,10 @@ class MetricReader:
         self.progress({"step": step + n, "tokens_per_s": rate} | self._shown("train_loss", losses))
 
     def _eval(self, step: int, _: int, values: list[Any], __: float) -> None:
-        for run, losses in zip(self.runs, values, strict=True):
+        for run, (losses, tasks) in zip(self.runs, values, strict=True):
             if run.status != "running":
                 continue
-            scored = self.feed.scored(run, step, losses)
+            scored = self.feed.scored(run, step, losses) | {name: float(value) for name, value in tasks.items()}
             run.scored(scored)
             run.files.write_lines([_counted(run, step) | scored | {"time": time.time()}])
         self.progress({"step": step} | self._shown("val_loss", [run.val_loss for run in self.runs]))
