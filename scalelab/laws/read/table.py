@@ -139,8 +139,8 @@ def _resolve_columns(
     ]:
         if two := next((field for field in (*missing, *"NDC") if len(fitting.get(field, ())) > 1), None):
             raise refuse_two(two, fitting[two], table, option)
-        near = nearest_columns(missing, numeric)
-        paste = write_columns({**columns, **near}) if near else ""
+        guessed = nearest_columns(missing, numeric)
+        paste = write_columns({**columns, **guessed}) if guessed else ""
         raise BadInput(describe_missing(missing, needed, header, table, option, paste))
     if two := next((field for field in needed if field not in names and len(fitting.get(field, ())) > 1), None):
         raise refuse_two(two, fitting[two], table, option)
