@@ -7,7 +7,9 @@ What a parameter must be follows from its annotation (`kind_of`); the decorator 
 A missing argument raises Python's own TypeError.
 """
 
+import contextlib
 import functools
+import glob
 import inspect
 import math
 import numbers
@@ -19,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import listing
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 
@@ -33,16 +36,22 @@ def _as_given(value: Any) -> Any:
     return value
 
 
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
 class Kind(NamedTuple):
     """A kind of value: its description, and a function `fits` that tests one.
 
-    `many`: one value or a list of them. `read` converts a value that fits for the function.
+    `many`: one value or a list of them, each of which `spread` may replace by several. `read` converts a value that
+    fits for the function.
     """
 
     what: str
     fits: Callable[[Any], bool]
     many: bool = False
     read: Callable[[Any], Any] = _as_given
+    spread: Callable[[Any], list[Any]] = _alone
 
 
 def _is_number(value: Any) -> bool:
@@ -117,6 +126,29 @@ def _with_foreign(read: Callable[[Any], Any], with_files: bool) -> Callable[[Any
     return open_runs
 
 
+def _matches(value: Path) -> list[Path]:
+    """The folders of runs that a pattern (`*`, `**`) matches, else its files; another path alone. BadInput if none."""
+    text = os.path.expanduser(os.fspath(value))
+    if is_url(text) or not glob.has_magic(text) or os.path.exists(text):
+        return [value]
+    matches = sorted(glob.glob(text, recursive=True))
+    folders = [match for match in matches if os.path.isdir(match)]
+    files: list[Path] = [match for match in matches if match not in folders]
+    found: list[Path] = [folder for folder in folders if _holds_runs(pathlib.Path(folder))]
+    if not found and not files:
+        raise BadInput(f"{text!r} matches {len(folders)} folders, and none of them holds a run")
+    return found or files
+
+
+def _holds_runs(folder: pathlib.Path) -> bool:
+    from scalelab.foreign import find  # here: its readers are for runs of other programs only
+
+    for list_runs in (listing.run_folders, find.find_runs):
+        with contextlib.suppress(BadInput):
+            return bool(list_runs(folder))
+    return False
+
+
 def _work_path(value: str | os.PathLike[str]) -> pathlib.Path:
     return work_folder(os.fspath(value))
 
@@ -130,8 +162,8 @@ TEXT = instance("a text", str)
 ANY_PATH = instance("a path", str, os.PathLike)
 PATH = ANY_PATH._replace(read=_local_path)
 # Read: of an object store a copy, of runs of other programs a folder of ours; a file is a table, or (RUNS) one's log.
-STORED = stored()._replace(read=_with_foreign(stored().read, with_files=False))
-RUNS = stored()._replace(read=_with_foreign(stored().read, with_files=True))
+STORED = stored()._replace(read=_with_foreign(stored().read, with_files=False), spread=_matches)
+RUNS = stored()._replace(read=_with_foreign(stored().read, with_files=True), spread=_matches)
 FOLDER = ANY_PATH._replace(read=_plain_path)  # written, only here
 WORKDIR = ANY_PATH._replace(read=_work_path)  # written, also in an object store
 FLAG = instance("True or False", bool)
@@ -217,12 +249,12 @@ def check_value(name: str, value: Any, kind: Kind) -> Any:
             raise BadInput(f"{name}={_shown(value)} must be {kind.what}")
         return value if value is None else kind.read(value)
     if kind.fits(value):
-        return [kind.read(value)]
+        return [kind.read(each) for each in kind.spread(value)]
     values = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else None
     if values is None or not all(kind.fits(each) for each in values):
         wrong = value if values is None else next(each for each in values if not kind.fits(each))
         raise BadInput(f"{name}={_shown(wrong)} must be {kind.what}")
-    return [kind.read(each) for each in values]
+    return [kind.read(each) for value in values for each in kind.spread(value)]
 
 
 def _shown(value: Any) -> str:

@@ -61,12 +61,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from scalelab import api
 from scalelab.api.door import Shown
-from scalelab.cli.parser import Parser, add_take_over_option, emit_json, work_path
+from scalelab.cli.parser import Parser, add_take_over_option, emit_json, print_table, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
 from scalelab.cli.terminal import print_report
 from scalelab.signals import stop_on_signals
@@ -172,18 +170,12 @@ class _Bar:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table("part", "documents", "tokens", "validation", "bytes a token", "left out")
+    cells = []
     for part in result["parts"]:
         left_out = part["n_bad"] + sum(part[key] or 0 for key in ("dropped", "near_dropped"))
-        table.add_row(
-            Text(escape_text(part["name"])),
-            f"{part['train_documents'] + part['val_documents']:,}",
-            f"{part['train_tokens']:,}",
-            f"{part['val_tokens']:,}",
-            f"{part['bytes_per_token']:.3f}",
-            f"{left_out:,}",
-        )
-    Console(file=sys.stdout).print(table)
+        counts = (part["train_documents"] + part["val_documents"], part["train_tokens"], part["val_tokens"])
+        cells.append([part["name"], *(f"{n:,}" for n in counts), f"{part['bytes_per_token']:.3f}", f"{left_out:,}"])
+    print_table(("part", "documents", "tokens", "validation", "bytes a token", "left out"), cells)
     for part in result["parts"]:
         lines = [*_split_lines(part), *_copy_lines(part, bool(result["dedup"]))]
         print("\n".join(f"{escape_text(part['name'])}: {line}" for line in lines))

@@ -56,7 +56,7 @@ from scalelab.cli.parser import (
 )
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.record import listing, records
 
 
@@ -153,6 +153,13 @@ def _print(trained: "api.Trained", destination: str | None) -> None:
         if source["tokens"] is not None:
             read = f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs"
         print(f"  {source['source']}: {scored}; {read}", file=sys.stderr)
+    if trained.status == "diverged":
+        run = quote_path(trained.folder)
+        print(
+            f"first its cause, and the key to turn: scalelab diagnose {run}; then back to a saved step before it: "
+            f"scalelab train --workdir={run} --back-to=STEP --lr-factor=.7",
+            file=sys.stderr,
+        )
     emit_json(trained.to_json(), destination)
 
 

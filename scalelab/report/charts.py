@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.report.figures.plots import EVENT_MARKS
-from scalelab.report.figures.style import MAX_POINTS, colour_handles, thin_points
+from scalelab.report.figures.style import ACCENT, MAX_POINTS, colour_handles, thin_points
 from scalelab.report.svg import css_colour
 
 AXES = ("tokens", "step", "flops", "seconds")  # axes that a curve can be drawn over, in the menu's order
@@ -127,6 +127,13 @@ def add_points(chart: Chart, name: str, colour: str, points: Sequence[tuple[floa
     look = {"run": "", "name": name, "colour": colour, "points": True, "bare": True, "names": list(whats)}
     chart["series"].append(look | {chart["axes"][0]: list(xs), "values": list(ys)})
     chart["key"].append((name, colour, False))
+
+
+def add_ring(chart: Chart, name: str, place: tuple[float, float]) -> None:
+    """Add a ring around a place (x, y) of a chart, with its name in the key."""
+    look = {"run": "", "name": name, "colour": css_colour(ACCENT), "points": True, "bare": True, "ring": True}
+    chart["series"].append(look | {chart["axes"][0]: [place[0]], "values": [place[1]]})
+    chart["key"].append((name, look["colour"], False))
 
 
 def render_charts(*charts: Chart) -> str:

@@ -227,6 +227,22 @@ def test_a_pattern_leaves_out_what_holds_no_run(tmp_path):
     assert [row["name"] for row in scalelab.api.runs([tmp_path / "grid", tmp_path / "a"])] == ["b", "a"]
 
 
+def test_a_pattern_opens_runs_of_other_programs_and_every_function_takes_one(tmp_path, monkeypatch):
+    """As a shell's matches: logs of another program, folders of runs for `answer`, files where no folder has any."""
+    monkeypatch.setenv("SCALELAB_CACHE", str(tmp_path / "cache"))
+    log = "".join(json.dumps({"step": step, "loss": 4 - step / 10}) + "\n" for step in range(1, 20))
+    for name in ("theirs_a", "theirs_b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log_history.jsonl").write_text(log)
+    synthetic.write_run(tmp_path / "ours" / "runs" / "b", lines=5)
+    (tmp_path / "figures").mkdir()
+    named = [row["name"] for row in scalelab.api.runs(f"{tmp_path}/[!c]*")]
+    assert named == ["b", "theirs_a", "theirs_b"]
+    assert len(scalelab.api.runs(f"{tmp_path}/theirs_*/*.jsonl")) == 2
+    (setting,) = scalelab.api.answer(f"{tmp_path}/our*", by=["optim.peak_lr"]).settings
+    assert setting.setting.trials == 1
+
+
 def test_rows_become_a_data_frame(page):
     pandas = pytest.importorskip("pandas", reason="pandas is not a dependency")
     frame = page[1]["rows"].to_pandas()

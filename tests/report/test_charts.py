@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.report import charts, html
 from scalelab.report.figures import style
+from scalelab.report.studies import sweep
 from tests.report import synthetic
 
 WEB = pathlib.Path(html.__file__).parent / "web"
@@ -104,3 +105,17 @@ def test_a_page_without_scripts_has_every_row_and_a_drawing(tmp_path):
         report["figures"]
     )
     assert len(page) - len(bare) < 120_000 and page.count("uPlot (v1.6.32)") == 1
+
+
+def test_the_best_setting_has_its_ring_in_the_chart_too():
+    """Means by hand: .004 has 2.1 over two seeds; .001's best seed is lower, its mean (2.2) is not."""
+    losses = {(1e-3, 0): 2.0, (1e-3, 1): 2.4, (4e-3, 0): 2.08, (4e-3, 1): 2.12}
+    rows = [
+        {"run": f"{lr}/{seed}", "optim.peak_lr": lr, "train.seed": seed, "status": "done", "val_loss": loss}
+        for (lr, seed), loss in losses.items()
+    ]
+    swept = ["optim.peak_lr", "train.seed"]
+    ((*_, dots, ring),) = [chart["series"] for chart in sweep._point_charts(rows, swept, ring=True)]
+    assert ring["ring"] and "ring" not in dots
+    assert ring["optim.peak_lr"] == [4e-3] and ring["values"] == [pytest.approx(2.1)]
+    assert not any("ring" in line for chart in sweep._point_charts(rows, swept, False) for line in chart["series"])

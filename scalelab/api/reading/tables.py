@@ -1,13 +1,12 @@
 """Runs and their metrics as rows, for pandas, arrow or plain Python."""
 
-import glob
 import importlib.util
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.arguments import RUNS, check_arguments, several
+from scalelab.api.arguments import RUNS, check_arguments, list_paths, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
 from scalelab.laws.read.readers import arrow_table
@@ -41,26 +40,8 @@ def runs(sources: Source | Sequence[Source]) -> Rows:
     Columns: name, status, N, D, C, losses, every config value by its key (`optim.peak_lr`), the last value of every
     metric, and scores. BadInput for a folder without runs; a pattern skips matches without runs.
     """
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    return Rows(row for source in given for folder in _folders(os.fspath(source)) for row in read_runs(folder))
-
-
-def _folders(source: str) -> list[pathlib.Path]:
-    source = os.path.expanduser(source)
-    if not glob.has_magic(source) or os.path.exists(source):
-        return [pathlib.Path(source)]
-    matches = [pathlib.Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isdir(match)]
-    folders = [folder for folder in matches if _holds_runs(folder)]
-    if not folders:
-        raise BadInput(f"{source!r} matches {len(matches)} folders, and none of them holds a run")
-    return folders
-
-
-def _holds_runs(folder: pathlib.Path) -> bool:
-    try:
-        return bool(listing.run_folders(folder))
-    except BadInput:
-        return False
+    folders = [pathlib.Path(os.path.expanduser(source)) for source in list_paths(sources)]
+    return Rows(row for folder in folders for row in read_runs(folder))
 
 
 @check_arguments(run=RUNS)

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scalelab.hardware.power import board_watts
 from scalelab.parallel import mesh
 from scalelab.plan.memory.account_error import describe_chance
 from scalelab.plan.step.operations import attention_kind
@@ -85,7 +86,7 @@ def describe_setup(plan: Any) -> str:
 
 
 def describe_run(plan: Any) -> str:
-    """Format step time, days, device hours, MFU and cost of a plan that can run, each with its range."""
+    """Format step time, days, device hours, MFU, cost and energy of a plan that can run, each with its range."""
     t, run = plan.time, plan.training
     cost = "no price given (--price)"
     if run.cost is not None:
@@ -96,7 +97,19 @@ def describe_run(plan: Any) -> str:
     return (
         f"time: {format_range(t.total_s, t.low_s, t.high_s)} a step, {days} in all, "
         f"{hours}{format_figures(run.device_hours_high)}) device hours, "
-        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}){active}, {cost}"
+        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}){active}, {cost}{_describe_energy(plan)}"
+    )
+
+
+def _describe_energy(plan: Any) -> str:
+    """Format the upper bound of a run's energy with its range; "" where the chip's board power is not known."""
+    run = plan.training
+    if run.energy_kwh is None:
+        return ""
+    low, high = format_figures(run.energy_kwh_low), format_figures(run.energy_kwh_high)
+    return (
+        f", at most {format_figures(run.energy_kwh)} kWh ({low} to {high}) at the full board power of "
+        f"{board_watts(plan.machine.chip):g} W, chips alone"
     )
 
 

@@ -3,8 +3,10 @@
 `--columns=N=params` names a column. `N=params*1e6`, `N=exp(ln_N)`, `N=10**log_N` and `loss=log(ppl)` convert one.
 """
 
+import difflib
 import math
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from scalelab.errors import BadInput, nearest_hint
@@ -107,6 +109,7 @@ UNITS = {
 }
 FIELD_WORDS = {"N": "param", "D": "token", "C": "flop", "loss": "loss"}  # what a column's name has in it
 MOST_LIKE = 4
+SIMILAR = 0.78  # least similarity (difflib) of a name to a usual one: train_toks, final_l
 # What MLflow, W&B and others write before the name of a value.
 TRACKER_PREFIX = re.compile(
     r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
@@ -243,16 +246,40 @@ def refuse_two(field: str, candidates: Sequence[str], table: str, option: str) -
 
 
 def describe_missing(
-    missing: Sequence[str], needed: Sequence[str], header: Sequence[str], table: str, option: str
-) -> str:
-    """The error line for fields that no column holds."""
+    missing: Sequence[str], needed: Sequence[str], header: Sequence[str], table: str, option: str,
+    paste: str = "",
+) -> str:  # fmt: skip
+    """The error line for fields that no column holds; with the option to `paste`, where near names are known."""
     third = " (two of N, D, C give the third)" if {"N", "D"} & set(missing) else ""
     example = ",".join(f"{field}={FIELD_EXAMPLES.get(field, field.lower())}" for field in needed)
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
     hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header))
     has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
+    if paste and not close:
+        return f"{has_no}; if these hold them, paste {option}={paste}"
     return f"{has_no}; name them: {option}={example}{like}"
+
+
+def nearest_columns(missing: Sequence[str], numeric: Sequence[str]) -> dict[str, str]:
+    """{field: column whose name is nearest to a usual one}, of columns that hold no other field; {} if a field lacks
+    one."""
+    known = {plain_name(name) for field in USUAL_NAMES for name in (field, *_usual_names(field))}
+    free, near = [name for name in numeric if plain_name(without_prefix(name)) not in known], dict[str, str]()
+    for field in missing:
+        usual = [plain_name(name) for name in (*ALIASES.get(field, ()), *_usual_names(field))]
+        scores = {
+            name: max(difflib.SequenceMatcher(None, plain_name(without_prefix(name)), each).ratio() for each in usual)
+            for name in free if usual and name not in near.values()
+        }  # fmt: skip
+        if max(scores.values(), default=0) >= SIMILAR:
+            near[field] = max(scores, key=scores.__getitem__)
+    return near if len(near) == len(missing) else {}
+
+
+def write_columns(columns: Mapping[str, str]) -> str:
+    """The value of --columns, quoted for a shell where it must be."""
+    return shlex.quote(",".join(f"{field}={column}" for field, column in columns.items()))
 
 
 def _like_fields(missing: Sequence[str], header: Sequence[str]) -> str:

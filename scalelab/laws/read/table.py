@@ -6,18 +6,20 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import (
     EXPERT_FIELDS,
     describe_choice,
     describe_missing,
     fitting_columns,
+    nearest_columns,
     plain_name,
     refuse_two,
     split_conversion,
     unit_factor,
     without_prefix,
+    write_columns,
 )
 from scalelab.laws.read.groups import names_run
 from scalelab.laws.read.points import Rule, derivation_rules, describe_allowed
@@ -107,10 +109,12 @@ def _resolve_columns(
     size: str,
 ) -> dict[str, str]:  # fmt: skip
     """{field: column of this table}; BadInput where a named column is absent, two fit, or too few are known."""
-    for column in columns.values():
+    for field, column in columns.items():
         name, _ = split_conversion(column, header)
         if name not in header:
             hint = nearest_hint(name, map(shorten_text, header))
+            if near := nearest_name(name, header):
+                hint += f" paste {option}={write_columns({**columns, field: column.replace(name, near)})}"
             raise BadInput(f"{option}: {table} has no column {name!r}{hint}")
 
     fitting = {
@@ -135,7 +139,9 @@ def _resolve_columns(
     ]:
         if two := next((field for field in (*missing, *"NDC") if len(fitting.get(field, ())) > 1), None):
             raise refuse_two(two, fitting[two], table, option)
-        raise BadInput(describe_missing(missing, needed, header, table, option))
+        guessed = nearest_columns(missing, numeric)
+        paste = write_columns({**columns, **guessed}) if guessed else ""
+        raise BadInput(describe_missing(missing, needed, header, table, option, paste))
     if two := next((field for field in needed if field not in names and len(fitting.get(field, ())) > 1), None):
         raise refuse_two(two, fitting[two], table, option)
     return names

@@ -11,7 +11,8 @@ from scalelab.plan.memory.account_error import out_of_memory
 
 TOTALS = ("total", "fits", "capacity", "margin_bytes", "formula_bytes")
 OF_A_RUN = (  # keys of a plan that can run
-    "time_s", "mfu", "mfu_range", "tokens_per_s", "days", "device_hours", "cost", "checkpoint", "savings_s",
+    "time_s", "mfu", "mfu_range", "tokens_per_s", "days", "device_hours", "cost", "energy_kwh",
+    "checkpoint", "savings_s",
 )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def plan_json(plan: Any) -> dict[str, Any]:
         "days": plan.training.days,
         "device_hours": plan.training.device_hours,
         "cost": plan.training.cost,
+        "energy_kwh": plan.training.energy_kwh,
         "checkpoint": dataclasses.asdict(plan.checkpoint),
         "batch_tokens": plan.batch.tokens,
         "batch": dataclasses.asdict(plan.batch),
@@ -101,6 +103,7 @@ def summarize(plan: Any) -> dict[str, Any]:
         "days_range": [run.days_low, run.days_high],
         "device_hours": run.device_hours,
         "cost": run.cost,
+        "energy_kwh": run.energy_kwh,
         "mfu": t.mfu,
         "mfu_range": [t.mfu_low, t.mfu_high],
     }

@@ -1,4 +1,4 @@
-"""Time and money of a whole run, from the time of its steps."""
+"""Time, money and energy of a whole run, from the time of its steps."""
 
 import dataclasses
 from typing import Any
@@ -7,13 +7,17 @@ import numpy as np
 
 from scalelab.config import Static
 from scalelab.config.steps import batch_ramp
+from scalelab.hardware.power import board_watts
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.time import StepTime
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A whole run: expected, and at the ends of the step's range. `cost`: in the price's currency; None without one."""
+    """A whole run: expected, and at the ends of the step's range. `cost`: in the price's currency; None without one.
+
+    `energy_kwh`: of the chips alone, at full board power (so an upper bound of theirs); None where that is not known.
+    """
 
     tokens: float
     days: float
@@ -25,12 +29,15 @@ class Training:
     cost: float | None
     cost_low: float | None
     cost_high: float | None
+    energy_kwh: float | None
+    energy_kwh_low: float | None
+    energy_kwh_high: float | None
 
 
 def estimate_training(
     static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
 ) -> Training:
-    """Days, device-hours and cost of `steps` steps of time `step`, without interruptions.
+    """Days, device-hours, cost and energy of `steps` steps of time `step`, without interruptions.
 
     `price_per_hour`: of one device (default: the machine's). Under a batch warm-up a step counts by its micro-batches.
     """
@@ -40,11 +47,14 @@ def estimate_training(
     hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
     devices = static.layout.devices
     costs: Any = {f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()}
+    watts = board_watts(machine.chip)
+    energy: Any = {f"energy_kwh{end}": watts and h * devices * watts / 1000 for end, h in hours.items()}
     return Training(
         tokens=full * static.global_batch * static.model.seq_len,
         **{f"days{end}": h / 24 for end, h in hours.items()},
         **{f"device_hours{end}": h * devices for end, h in hours.items()},
         **costs,
+        **energy,
     )
 
 

@@ -78,13 +78,17 @@ def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float
     best = "the best setting has a ring at its mean over seeds, " if ring else ""
     caption = f"Final validation loss of every trial; {best}lost ones stand at the top."
     plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, "Final loss over what was swept", ring)
-    drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept))
+    drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept, ring))
     return html.render_section("Overview", _describe_choice(len(chosen), len(rows)), drawn)
 
 
-def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
-    """Chart final losses over each swept number, coloured by the other swept value; hovering names the trial."""
-    live = []
+def _point_charts(rows: list[dict], swept: Sequence[str], ring: bool) -> list[charts.Chart]:
+    """Chart final losses over each swept number, coloured by the other swept value; hovering names the trial.
+
+    With a `ring` around the best setting's mean, as in the figure.
+    """
+    live: list[charts.Chart] = []
+    best = settings.find_best(settings.group_by_setting(rows, swept)) if ring else None
     for key in [key for key in swept if key != settings.SEED_KEY][:4]:
         other = next((name for name in swept if name != key), None) if len(swept) == 2 else None
         known = [row for row in rows if settings.is_final(row) and isinstance(row[key], int | float)]
@@ -95,7 +99,10 @@ def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
         colours = {name: shades[group[0][other] if other else ""] for name, group in groups.items()}
         points = {name: [(row[key], row["val_loss"], row["run"]) for row in group] for name, group in groups.items()}
         logx = bool(known) and min(row[key] for row in known) > 0
-        live += [charts.point_chart(points, colours, key, style.LOSS_LABEL, logx)] if known else []
+        if known:
+            live.append(charts.point_chart(points, colours, key, style.LOSS_LABEL, logx))
+            if best:
+                charts.add_ring(live[-1], "the best setting's mean over seeds", (best.values[key], best.mean))
     return live
 
 

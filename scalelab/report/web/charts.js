@@ -64,7 +64,8 @@
         { ...soft, splits: ticks(logy), size: 52 }],
       series: [{}, ...spec.series.map((line) => ({
         stroke: () => shade(line.colour), width: line.wide ? 2.6 : 1.4, dash: line.dash ? [6, 4] : undefined, spanGaps: true,
-        show: !hidden.has(line.run), points: { show: line.points ?? false, size: line.bare ? 8 : 5, fill: () => shade(line.colour) },
+        show: !hidden.has(line.run), points: line.ring ? { show: true, size: 14, width: 2, fill: () => "transparent" }
+          : { show: line.points ?? false, size: line.bare ? 8 : 5, fill: () => shade(line.colour) },
         ...(line.bare ? { paths: () => null } : {}),
       }))],
       hooks: { setCursor: [(plot) => say(plot, model)] },

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from scalelab.index.grids import describe_left_out
@@ -154,14 +155,22 @@ def _best_lines(answer: SweepAnswer) -> list[str]:
     best = answer.best
     if best is None:
         return [NOTHING_RANKED]
-    seeds = f"seed{'s' * (len(best.seeds) > 1)} {', '.join(map(str, best.seeds))}"
-    loss = f"{best.mean:.{DECIMALS}f} nats/token with {seeds}. One seed: no interval, and its luck is unknown"
+    seeds = _seed_words(best.seeds)
+    one = "run" if best.seeds == (None,) else "seed"
+    loss = f"{best.mean:.{DECIMALS}f} nats/token with {seeds}. One {one}: no interval, and its luck is unknown"
     if best.error is not None:
         loss = f"{with_error(best.mean, best.error)} nats/token, mean and standard error over {seeds}"
     missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
     if not answer.keys:
         return [f"Nothing but seeds was swept: validation loss {loss}{missing}."]
     return [f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}."]
+
+
+def _seed_words(seeds: Sequence[Any]) -> str:
+    """Name the seeds of a setting; a run whose config has none counts as one more."""
+    known = [str(seed) for seed in seeds if seed is not None]
+    words = [f"seed{'s' * (len(known) > 1)} {', '.join(known)}"] if known else []
+    return " and ".join([*words, *(["no seed"] if None in seeds else [])])
 
 
 def _comparison_lines(answer: SweepAnswer) -> list[str]:

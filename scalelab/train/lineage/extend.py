@@ -72,9 +72,7 @@ def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], c
                 f"--init-from={quote_path(folder)}, or jump with --allow-change={STEPS_KEY}"
             )
         return
-    raise BadInput(
-        f"{at} {difference}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS_KEY}"
-    )
+    raise BadInput(f"{at} {difference}: {_way_out(folder, old, new)}")
 
 
 def first_schedule_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
@@ -128,14 +126,14 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
         from_where = f"{quote_path(folder)}@{known[-1]}" if known else f"RUN@STEP (here no step up to {start} is kept)"
         return (
             f"its decay began at step {start}; go on from before it with "
-            f"`scalelab train --branch-from={from_where} --config.{STEPS_KEY}={new.train.steps} --workdir=NEW`"
+            f"`scalelab train --branch-from={from_where} --config.{STEPS_KEY}={new.train.steps} --workdir=NEW`, or "
+            f"jump to the new curve with --allow-change={STEPS_KEY}"
         )
     return (
-        f"{name!r} is planned for its end. Train a constant or wsd run, which goes on, and take decays of any length "
-        "from it with "
-        "`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`; or start anew on "
-        "these "
-        f"weights with --init-from={quote_path(folder)}"
+        f"{name!r} is planned for its end. This run: jump to the new curve with --allow-change={STEPS_KEY}, or start "
+        f"anew on its weights in another --workdir with --init-from={quote_path(folder)}. The next run: a constant or "
+        "wsd one goes on, and gives decays of any length with "
+        "`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`"
     )
 
 

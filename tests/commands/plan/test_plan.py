@@ -39,6 +39,7 @@ def test_the_keys_that_others_script_against(capsys):
     assert {"bytes", "seconds", "young_s", "daly_s", "goodput"} <= result["checkpoint"].keys()
     assert result["batch_tokens"] * result["steps"] == result["tokens"]
     assert result["cost"] == pytest.approx(2 * result["device_hours"])
+    assert result["energy_kwh"] == pytest.approx(0.7 * result["device_hours"])  # of an H100 SXM: 700 W
     assert result["device_hours"] == pytest.approx(4 * result["steps"] * time["total"] / 3600)
     assert result["tokens_per_s"] == pytest.approx(result["batch_tokens"] / time["total"])
     assert isinstance(result["advice"], list) and "compiled" not in result
@@ -158,6 +159,8 @@ def test_a_plan_that_fits_is_answered_in_four_lines_and_sources_wait_for_why(cap
     assert text[0].startswith("fits: ") and "4 x H100 SXM" in text[0]
     assert text[1].startswith("plan: fsdp=2 x tensor=2, zero=3; remat none; ") and "adamw in fp32" in text[1]
     assert f"{result['cost']:,.0f}" in text[2] and f"MFU {result['mfu']:.1%}" in text[2] and text[4] == ""
+    assert f"at most {result['energy_kwh']:.3g} kWh" in text[2] and "full board power of 700 W, chips alone" in text[2]
+    assert "kWh" not in in_lines(capsys, TINY, "--hardware=v5e", "--devices=1")[2]  # nothing is published
     assert not any("Daly" in line or "efficiencies" in line or "keys and values a token" in line for line in text)
     assert next(iter(result)) == "verdict" and result["verdict"]["fits"]
     assert result["verdict"]["step_s"] == result["time_s"]["total"] and result["verdict"]["remat"] == "none"
@@ -181,7 +184,8 @@ def test_where_a_plan_cannot_run_the_nearest_that_does_is_a_command_with_its_own
     nearest, again = answer(capsys, *paste), in_lines(capsys, *paste)
     assert nearest["memory_bytes"]["fits"] and not any("refuses" in note for note in nearest["notes"])
     assert nearest["verdict"]["step_s"] == result["verdict"]["step_s"] == nearest["time_s"]["total"]
-    for key in ("time_s", "mfu", "mfu_range", "tokens_per_s", "days", "device_hours", "checkpoint", "savings_s"):
+    of_a_run = ("time_s", "mfu", "mfu_range", "tokens_per_s", "days", "device_hours", "energy_kwh", "checkpoint")
+    for key in (*of_a_run, "savings_s"):
         assert result[key] is None and nearest[key] is not None, key
     assert {each["of_plan"] for each in result["advice"]} == {None}
     assert again[1:3] == text[1:3]

@@ -221,6 +221,14 @@ def test_one_seed_ranks_but_tells_nothing_apart():
     assert [cells["verdict"] for cells in wording.answer_cells(answer)].count("one seed: no interval") == 2
 
 
+def test_a_run_without_a_seed_has_none():
+    """Imported runs may name no seed; one beside a seed is another run."""
+    text = " ".join(wording.describe_answer(answered({1e-3: [2.0], 2e-3: [2.1]}, {1e-3: [None], 2e-3: [None]})))
+    assert "nats/token with no seed. One run: no interval" in text and "None" not in text
+    text = " ".join(wording.describe_answer(answered({1e-3: [2.0, 2.02], 2e-3: [2.3, 2.31]}, {1e-3: [0, None]})))
+    assert "over seed 0 and no seed" in text and "None" not in text
+
+
 def test_a_lost_seed_is_counted_and_ranks_its_setting_last():
     answer = answered({1e-3: [2.5, 2.6, 2.5], 1e-2: [1.5, "diverged", 1.4], 1e-1: [math.nan, "failed", "diverged"]})
     assert verdicts(answer) == {1e-3: "best", 1e-2: "not ranked", 1e-1: "not ranked"}

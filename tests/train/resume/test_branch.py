@@ -274,7 +274,7 @@ def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, t
         r"at step 8 of 8; with train.steps=12 the lr of its step 3 would have been .*'cosine' is planned for its end"
     )
     with pytest.raises(
-        BadInput, match=f"{reason}.*scalelab train --branch-from=RUN@STEP.*--init-from={tmp_path}/run"
+        BadInput, match=f"{reason}. This run: .*--init-from={tmp_path}/run.* next run: .*--branch-from=RUN@STEP"
     ) as error:
         train_single(made(train__steps=12), tmp_path / "run")
     assert "\n" not in str(error.value)
