@@ -108,6 +108,7 @@ def functions(folder):
         "study_status": (api.study_status, {"workdir": work}),
         "train": (api.train, {"config": config, "workdir": work}),
         "sweep": (api.sweep, {"config": config, "workdir": work}),
+        "draft_sweep": (api.draft_sweep, {"config": config, "workdir": work}),
         "sweep_status": (api.sweep_status, {"workdir": work}), "cancel_sweep": (api.cancel_sweep, {"workdir": work}),
         "train_pack": (api.train_pack, {"workdir": work, "pack": "seven"}), "answer": (api.answer, {"sources": run}),
         "fit": (api.fit, {"source": TABLE}), "fit_groups": (api.fit_groups, {"source": TABLE, "by": "g"}),
