@@ -7,7 +7,7 @@ from scalelab.hardware.chips import Chip
 # card power of the architecture's whitepaper. H100 PCIe: product brief PB-11133. GB200: of each GPU, Blackwell
 # architecture technical brief. AMD: "total board power" of the Instinct data sheets. Not here: TPUs and Trainium
 # (nothing is published), GH200 (one figure for GPU and CPU), B300 and GB300 (1,100 to 1,400 W in print), and chips
-# without a sheet of the maker's that could be read (A800, H800, H20, A10G). Looked up in print on 2026-11-27: H100 PCIe,
+# without a sheet of the maker that could be read (A800, H800, H20, A10G). Looked up in print in 2026: H100 PCIe,
 # B200, GB200, L40, MI300X, MI355X; the others are as commonly quoted, and wait for a second reader.
 BOARD_WATTS = {
     "GB200": 1200, "B200": 1000, "RTX 5090": 575, "H200 SXM": 700, "H200 NVL": 600, "H100 SXM": 700, "H100 NVL": 400,

@@ -50,7 +50,7 @@ ONCE_STALE = [
     ("docs/results.md", "[143 kills, 125 resumes", "[143 kills, 114 resumes"),
     ("docs/results.md", "[72 tests of", "[69 tests of"),
     ("docs/results.md", "tried by `make test`; 10 by no test", "tried by `make test`; 9 by no test"),
-    ("docs/results.md", "[peaks 7 % too low", "[peaks 5 % too low"),
+    ("docs/results.md", "[peaks 10 % too low", "[peaks 9 % too low"),
     ("docs/plan.md", "7 % too low to 12 % too high", "7 % too low to 13 % too high"),
     ("docs/recipes.md", "There are twenty-one optimizers", "There are twenty optimizers"),
     ("docs/plan.md", "leaves 12 % of headroom", "leaves 13 % of headroom"),
