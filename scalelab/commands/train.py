@@ -154,10 +154,9 @@ def _print(trained: "api.Trained", destination: str | None) -> None:
             read = f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs"
         print(f"  {source['source']}: {scored}; {read}", file=sys.stderr)
     if trained.status == "diverged":
-        run = quote_path(trained.folder)
         print(
-            f"first its cause, and the key to turn: scalelab diagnose {run}; then back to a saved step before it: "
-            f"scalelab train --workdir={run} --back-to=STEP --lr-factor=.7",
+            f"first its cause, and the key to turn: scalelab diagnose {quote_path(trained.folder)}; then back to a saved "
+            f"step before it: scalelab train --workdir={quote_path(trained.folder)} --back-to=STEP --lr-factor=.7",
             file=sys.stderr,
         )
     emit_json(trained.to_json(), destination)

@@ -77,8 +77,8 @@ def test_a_changed_file_replaces_its_scores_and_says_so(run, tmp_path, capsys):
 
 
 def test_other_data_are_scored_by_the_same_ids(run, tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("hello world " * 40)
-    (tmp_path / "b.txt").write_text("another text " * 40)
+    (tmp_path / "a.txt").write_text("hello world " * 4000)
+    (tmp_path / "b.txt").write_text("another text " * 4000)
     other = ["--config.data.source=text", f"--config.data.path={tmp_path}/*.txt"]
     assert main(["eval", str(run), *other, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["evaluations"]

@@ -257,7 +257,7 @@ def describe_missing(
     hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header))
     has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
     if paste and not close:
-        return f"{has_no}; if these hold them, paste {option}={paste}"
+        return f"{has_no}; if these hold them, paste {option}={paste}{like}"
     return f"{has_no}; name them: {option}={example}{like}"
 
 
