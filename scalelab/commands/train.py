@@ -155,8 +155,9 @@ def _print(trained: "api.Trained", destination: str | None) -> None:
         print(f"  {source['source']}: {scored}; {read}", file=sys.stderr)
     if trained.status == "diverged":
         print(
-            f"first its cause, and the key to turn: scalelab diagnose {quote_path(trained.folder)}; then back to a saved "
-            f"step before it: scalelab train --workdir={quote_path(trained.folder)} --back-to=STEP --lr-factor=.7",
+            f"first its cause, and the key to turn: scalelab diagnose {quote_path(trained.folder)}; then back to a "
+            "saved step before it: "
+            f"scalelab train --workdir={quote_path(trained.folder)} --back-to=STEP --lr-factor=.7",
             file=sys.stderr,
         )
     emit_json(trained.to_json(), destination)
