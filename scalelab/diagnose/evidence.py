@@ -40,7 +40,7 @@ class KnownValues(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.values_known:
-            raise Missing(NO_CONFIG)
+            raise Missing(f"the run does not tell {key}" if self.values_known else NO_CONFIG)
         return self.values_known[key]
 
     def get(self, key: str, default: Any = None) -> Any:
