@@ -39,8 +39,8 @@ def open_if_foreign(
 
     `with_files`: a file is a run's log, not a table of runs. BadInput for a file that is no log, and as `open_source`.
     """
-    if not source.is_dir():
-        return open_source(source, columns, report) if with_files and source.is_file() else None
+    if not os.path.isdir(source):  # False, not an error, for a name that is too long
+        return open_source(source, columns, report) if with_files and os.path.isfile(source) else None
     try:
         listing.run_folders(source)
         return None

@@ -251,8 +251,8 @@ def test_a_users_own_fit(tmp_path):
     (decided,) = json.loads(path.read_text())["allocation"].values()
     answer = allocate_budget(flops=1e23, law=str(path))
     assert (answer.n, answer.d, answer.loss) == pytest.approx((decided["N"], decided["D"], decided["loss"]))
-    assert answer.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-6)
-    assert answer.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-6)
+    assert answer.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-5)
+    assert answer.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-5)
     assert answer.level == 0.9 and answer.n_convention == "column 'Model Size'"
     best = assess_overtraining(decided["N"], decided["D"], str(path))
     assert best.intervals["waste"][1] == pytest.approx(decided["intervals"]["waste"][1], abs=1e-6)

@@ -212,7 +212,7 @@ def test_other_data_under_the_same_config_are_refused(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for name in "abcdef":
-        (text / name).write_text(name * 2000)
+        (text / name).write_text(f"{name} and what stands in all of them\n" * 80)
     of_text = {"data__source": "text", "data__path": f"{text}/*", "schedule__name": "constant"}
     train_single(config(**of_text), tmp_path / "run")
     (text / "a").write_text("z" * 2000)
