@@ -109,7 +109,7 @@ BY_PROMISE = {  # words of the README
     "which activations grow with width": BY_COMMAND["coordcheck"],
     "Training on several devices was tested on eight simulated devices": "parallel/test_scatter.py::"
     "test_loss_and_gradients_are_those_of_one_device",
-    "The tests compile the programs for a GPU": "train/step/test_lowered_step.py::test_a_devices_step_calls_cudnn",
+    "the tests compile its programs without one": "train/step/test_lowered_step.py::test_a_devices_step_calls_cudnn",
     "Every number of parameters or FLOPs names its convention": "commands/fit/test_fit.py::"
     "test_the_convention_and_the_target",
 }

@@ -128,12 +128,13 @@ def draft_sweep(
     grid: Sequence[Mapping[str, object]] | None = None, executor: str = "local",
     slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, progress: Progress = silent,
 ) -> SweepDraft:  # fmt: skip
-    """Say what `sweep` would train and submit (`scalelab sweep --dry-run`); writes nothing and asks no cluster."""
+    """Say what `sweep` would train and submit (`scalelab sweep --dry-run`); writes and submits nothing."""
     chosen = choice.make_choice(executor, slurm, max_parallel, lambda line: progress({"note": line}), None)
     folder = pathlib.Path(workdir)
     packs = group_into_packs(_load_trials(config, overrides, grid, folder))
-    is_slurm = executor == "slurm"
-    script = write_batch_script(folder, chosen.slurm, max_parallel, len(packs)) if is_slurm else ""
+    script = ""
+    if executor == "slurm":
+        script = write_batch_script(folder, chosen.slurm, max_parallel, len(packs), chosen.report)
     return SweepDraft({pack: tuple(names) for pack, names in packs.items()}, script)
 
 

@@ -34,11 +34,6 @@ def require_slurm() -> None:
             raise BadInput(f"--executor=slurm: there is no {command} on PATH; run it on a login node of the cluster")
 
 
-def is_installed() -> bool:
-    """Whether sbatch is on PATH."""
-    return shutil.which("sbatch") is not None
-
-
 def list_jobs(name: str) -> list[QueuedJob]:
     """The unfinished jobs of this name, one line an element. OSError if Slurm doesn't answer."""
     lines = _run("squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%T|%r|%k").splitlines()

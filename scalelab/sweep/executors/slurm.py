@@ -155,18 +155,22 @@ def array_parameters(
     }
 
 
-def write_batch_script(folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, n_packs: int) -> str:
+def write_batch_script(
+    folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, n_packs: int, report: Callable[[str], None]
+) -> str:
     """Write the script that sbatch would get for `n_packs` packs, without a cluster and without submitting it.
 
-    BadInput for an option that the submission sets itself or, where Slurm is installed, that sbatch doesn't know.
+    `report` gets a line if no sbatch answers here, so that only its submission can tell an unknown option.
+    BadInput for an option that the submission sets itself or, where sbatch lists its options, that it doesn't know.
     """
     _import_submitit()
     from submitit.slurm.slurm import _make_sbatch_string  # an executor itself asks for srun
 
-    if queue.is_installed():
-        check_settings(settings)
-    else:
-        refuse_reserved(settings)
+    refuse_reserved(settings)
+    try:
+        refuse_unknown(settings, queue.list_options())
+    except OSError as error:  # no Slurm here, or one without a cluster
+        report(f"options of sbatch are not checked here: {error}")
     folder = folder.absolute()
     place = element.submissions_folder(folder) / "jobs"
     command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(place))}"
@@ -205,6 +209,11 @@ def check_settings(settings: Mapping[str, str]) -> None:
     except OSError as error:
         raise BadInput(f"--executor=slurm: Slurm doesn't answer: {error}") from None
     refuse_reserved(settings)
+    refuse_unknown(settings, known)
+
+
+def refuse_unknown(settings: Mapping[str, str], known: Sequence[str]) -> None:
+    """BadInput for an option that is not among those `known` to this cluster's sbatch."""
     for key in settings:
         if key not in known:
             raise BadInput(f"--slurm.{key} is no option of sbatch{nearest_hint(key, known)}")
