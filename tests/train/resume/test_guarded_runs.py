@@ -96,9 +96,9 @@ def test_a_start_that_diverges_goes_back_to_step_0_with_a_lower_rate(clip, tmp_p
     for event in back:
         assert (event["signal"], event["to"], event["batches"]) == ("early", 0, [])
         assert "no batch skipped" in event["text"]
-    health = list(health_of(tmp_path).values())
-    # Without a clip the last digits decide whether a step after the return is flagged as well.
-    assert health and (clip == 1e9 or set(health) == {"healthy"})
+    health = {text.partition(" step ")[0] for text in health_of(tmp_path).values()}
+    # Without a clip the last digits decide whether a step after the return is flagged as well; none diverges.
+    assert health and health <= {"healthy", *(["suspect: the guard flagged"] if clip == 1e9 else [])}
 
 
 @pytest.mark.full
