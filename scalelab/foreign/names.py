@@ -189,6 +189,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value can be a number of parameters or tokens."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
+
+
 def split_labels(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(settings, labels) of a source's config: labels are names, places and times, which say nothing of the model."""
     is_label = {key: plain_name(re.split(r"[./]", key)[-1]) in PLAIN_LABELS or _is_place(config[key]) for key in config}

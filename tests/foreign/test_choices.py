@@ -103,10 +103,22 @@ def test_n_is_of_the_config_a_value_or_the_user_and_two_values_are_asked(tmp_pat
     assert "params" not in run.record and any("--columns=N=… chooses" in note for note in run.notes)
     assert converted(tmp_path, N="non_embedding_params").record["params"] == {"total": 900}
     assert converted(tmp_path, N="124M").record["params"] == {"total": 124_000_000}
-    with pytest.raises(BadInput, match="not a count such as 124M"):
-        converted(tmp_path, N="many")
+    for text in ("many", "-5", "0", "inf", "nan"):
+        with pytest.raises(BadInput, match="not a count such as 124M"):
+            converted(tmp_path, N=text)
+    for text in ("exp(n_params)", "n_params*1e400", "n_params*-1", "n_params*1e-9"):
+        with pytest.raises(BadInput, match="n_params gives no count"):
+            converted(tmp_path, N=text)
     run = converted(write(tmp_path, rows_of(), {"model_type": "mamba2", "hidden_size": 8}))
     assert "params" not in run.record and any("'mamba2', whose size is not known" in note for note in run.notes)
+
+
+def test_counts_too_large_for_whole_numbers_stay_as_they_are(tmp_path):
+    (tmp_path / "hparams.yaml").write_text("tokens_per_step: .inf\n")
+    assert "tokens" not in converted(write(tmp_path, rows_of())).record
+    rows = [row | {"tokens": 1e30 * row["step"]} for row in rows_of()]
+    text = convert.metrics_text(converted(write(tmp_path, rows))).decode()
+    assert [json.loads(line)["tokens"] for line in text.splitlines()] == [row["tokens"] for row in rows]
 
 
 def test_steps_logged_again_after_a_restart_count_once_with_their_last_value(tmp_path):
