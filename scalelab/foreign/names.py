@@ -177,7 +177,7 @@ def own_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
             numbers = [config[key] for key in keys if _is_number(config[key])]
             if numbers and all(value == numbers[0] for value in numbers):
                 whole = own.startswith(WHOLE)
-                if whole and not float(numbers[0]).is_integer():
+                if (whole and not float(numbers[0]).is_integer()) or (own.startswith("model.") and numbers[0] < 1):
                     continue
                 values[own] = int(numbers[0]) if whole else float(numbers[0])
                 origins[own] = next(key for key in keys if _is_number(config[key]))

@@ -133,8 +133,12 @@ def test_watch_needs_a_schedule_and_takes_one(tmp_path, capsys):
     measured = [row["eval_loss"] for row in whole if "eval_loss" in row][-1]
     assert code == 0 and (row["step"], row["steps"]) == (200, 300)
     assert row["method"] == "its own curve" and row["val_loss"] == pytest.approx(measured, rel=0.15)
-    wrong = {"cosin": "did you mean 'cosine'?", "cosine:warm=2": "is not one of", "cosine:end=x": "is not a number"}
-    for schedule, words in (wrong | {"cosine:steps=100": "is below step 200"}).items():
+    wrong = {
+        "cosin": "did you mean 'cosine'?", "cosine:warm=2": "is not one of", "cosine:end=x": "is not a number",
+        "cosine:steps=100": "is below step 200", "cosine:steps=300,steps=400": "steps is given twice",
+        "cosine:decay=5": "'decay=5' has no effect with cosine", "constant:end=.3": "has no effect with constant",
+    }  # fmt: skip
+    for schedule, words in wrong.items():
         code, _, told = call(capsys, "watch", tmp_path, "--once", f"--schedule={schedule}")
         assert code == 2 and words in told
 

@@ -113,6 +113,11 @@ def test_n_is_of_the_config_a_value_or_the_user_and_two_values_are_asked(tmp_pat
     assert "params" not in run.record and any("'mamba2', whose size is not known" in note for note in run.notes)
 
 
+def test_a_size_below_one_is_not_a_models(tmp_path):
+    run = converted(write(tmp_path, rows_of(), {"vocab_size": -5, "n_layer": 2}))
+    assert run.config["model"] == {"n_layers": 2} and run.config["source"]["vocab_size"] == -5
+
+
 def test_counts_too_large_for_whole_numbers_stay_as_they_are(tmp_path):
     (tmp_path / "hparams.yaml").write_text("tokens_per_step: .inf\n")
     assert "tokens" not in converted(write(tmp_path, rows_of())).record
