@@ -190,8 +190,8 @@ def _count_tokens(
     if "tokens" in columns:
         logged = columns["tokens"].logged()
         return int(logged[np.isfinite(logged)].max(initial=0))
-    each = run.config.get("tokens_per_step")
-    return round(each * int(every[-1])) if names.is_count(each) else 0
+    each = run.config.get("tokens_per_step", 0)
+    return round(float(each) * int(every[-1])) if names.is_count(each) else 0
 
 
 def _find_status(

@@ -83,9 +83,7 @@ def choose_columns(columns: Mapping[str, Column], given: Mapping[str, str], sour
             shown = ", ".join(map(repr, fitting[:4])) + (f" and {len(fitting) - 4} more" if len(fitting) > 4 else "")
             notes.append(f"no validation loss is taken: {shown} fit; choose one: --columns='val_loss={fitting[0]}'")
         elif fitting:
-            if (
-                field == "train_loss"
-            ):  # the one that is logged oftenest: some logs repeat it, or estimate it now and then
+            if field == "train_loss":  # the one logged oftenest: some logs repeat it, or estimate it now and then
                 fitting.sort(key=lambda name: -int(columns[name].present.sum()))
             taken[field] = _with_unit(fitting[0], field)
             others = [name for name in fitting[1:] if name not in given.values()]

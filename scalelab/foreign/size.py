@@ -30,7 +30,7 @@ class Size(NamedTuple):
 def find_size(run: ForeignRun, given: str | None) -> Size:
     """Find N: `given` (a count, or the name of a value, perhaps converted), else the model's config, else a value.
 
-    BadInput for a `given` one that is neither.
+    BadInput for a `given` text that is neither.
     """
     values = {**run.config, **constant_values(run.columns, run.texts)}
     model, counted, note = _from_model(run.hf_config)
@@ -45,9 +45,8 @@ def find_size(run: ForeignRun, given: str | None) -> Size:
     totals = {key: value for key, value in named.items() if plain_name(without_prefix(key)) not in ACTIVE}
     if len({*totals.values()}) == 1 and len(named) > len(totals):
         active = {*named.values()} - {*totals.values()}
-        counts = {"total": round(next(iter(totals.values())))} | (
-            {"active": round(active.pop())} if len(active) == 1 else {}
-        )
+        counts = {"total": round(next(iter(totals.values())))}
+        counts |= {"active": round(active.pop())} if len(active) == 1 else {}
         return Size(counts, model, ", ".join(named))
     if named:
         return Size({}, model, f"not taken: {', '.join(map(repr, named))} fit; --columns=N=… chooses")

@@ -134,6 +134,14 @@ def test_steps_logged_again_after_a_restart_count_once_with_their_last_value(tmp
     assert any("5 steps were logged again" in note for note in run.notes)
 
 
+def test_a_log_that_ends_within_a_line_says_so(tmp_path):
+    path = write(tmp_path, rows_of()) / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 99, "lo')
+    run = converted(tmp_path)
+    assert len(run.training["step"].values) == 20
+    assert "metrics.jsonl ends within line 21: what is whole was read" in run.notes
+
+
 def test_values_that_are_no_numbers_keep_their_place(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": Infinity}\n{"step": 4}\n')
