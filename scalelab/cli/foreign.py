@@ -28,7 +28,7 @@ def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> Non
 def parse_fields(text: str | None) -> dict[str, str]:
     """Parse --columns for runs into {field: column}. BadInput for what is not FIELD=COLUMN."""
     fields: dict[str, str] = {}
-    for part in (text or "").split(",") if text else []:
+    for part in text.split(",") if text else []:
         field, equals, column = (side.strip() for side in part.partition("="))
         if not equals or not column:
             raise BadInput(f"--columns: {part!r} is not FIELD=COLUMN, such as {EXAMPLE} (a table's columns: --show)")
@@ -40,24 +40,21 @@ def parse_fields(text: str | None) -> dict[str, str]:
 
 def _open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
-    text, opened, kept = options.columns, 0, 0
-    if text and is_tables and any(os.path.isdir(each) for name in names for each in getattr(options, name)):
+    text, rest, opened = options.columns, None, list[bool]()
+    if text and is_tables and any(os.path.isdir(path) for name in names for path in getattr(options, name)):
         text, rest = _split_fields(text)
-    else:
-        rest = None
     for name in names:
         value = getattr(options, name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        folders = [_open(each, text, files) for each in values]
-        opened += sum(folder is not None for folder in folders)
-        kept += sum(folder is None for folder in folders)
-        each = [path if folder is None else folder for path, folder in zip(values, folders, strict=True)]
-        setattr(options, name, each if isinstance(value, list) else each[0] if each else value)
-    if text and not opened and not is_tables:
-        raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
+        paths = value if isinstance(value, list) else [] if value is None else [value]
+        folders = [_open(path, text, files) for path in paths]
+        opened += [folder is not None for folder in folders]
+        places = [folder or path for path, folder in zip(paths, folders, strict=True)]
+        setattr(options, name, places if isinstance(value, list) else places[0] if places else value)
     if not is_tables:
-        options.foreign = bool(opened)
-    if opened and is_tables and not kept:
+        if text and not any(opened):
+            raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
+        options.foreign = any(opened)
+    elif opened and all(opened):
         options.columns = rest
 
 
@@ -72,54 +69,44 @@ def _split_fields(text: str) -> tuple[str | None, str | None]:
 
 
 def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
-    """The folder of a source's runs, with lines on standard error; None for a path that is none."""
+    """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
     if not os.path.exists(path) or (os.path.isfile(path) and not files):
         return None
-    if _is_own(os.fspath(path)):
+    if os.path.exists(os.path.join(path, "record.json")):  # a run of ours: nothing is read to find out
         return None
-    runs = api.open_runs(path, columns=parse_fields(text), progress=_show_progress)
-    if runs.lines:
-        tell_runs(runs.lines, runs.notes, runs.left_out)
-        return runs.folder
-    return None
+    runs = api.open_runs(path, columns=parse_fields(text), progress=show_progress)
+    if not runs.lines:
+        return None
+    tell_runs(runs.lines, runs.notes, runs.left_out)
+    return runs.folder
 
 
-def _is_own(path: str) -> bool:
-    """Whether a folder is plainly a run of ours, so that nothing is read to find out."""
-    return os.path.exists(os.path.join(path, "record.json"))
-
-
-def _show_progress(name: str, number: int, total: int) -> None:
+def show_progress(name: str, number: int, total: int) -> None:
+    """Print a line at every hundredth run of many."""
     if total >= 100 and number % 100 == 0:
         print_status(f"read {number} of {total} runs")
 
 
 def tell_runs(lines: Sequence[str], notes: Sequence[str], left_out: Sequence[str]) -> None:
     """Print what was taken for what of some runs: of many alike, once."""
-    alike: dict[str, list[str]] = {}
-    for line in lines:
-        name, _, what = line.partition(": ")
-        alike.setdefault(what, []).append(name)
-    for what, of in list(alike.items())[:MOST_LINES]:
-        print_status(f"{_name_some(of)}: {what}")
-    if len(alike) > MOST_LINES:
-        print_status(f"{len(alike) - MOST_LINES} more kinds of runs: `source` in each record.json has theirs")
-    _tell_notes(notes)
+    _tell_alike(lines, MOST_LINES, "", "more kinds of runs: `source` in each record.json has theirs")
+    _tell_alike(notes, MOST_NOTES, "note: ", "more in the runs' record.json")
     for reason in left_out[:MOST_NOTES]:
         print_status(f"left out: {reason}")
     if len(left_out) > MOST_NOTES:
         print_status(f"left out: {len(left_out) - MOST_NOTES} more")
 
 
-def _tell_notes(notes: Sequence[str]) -> None:
-    alike: dict[str, list[str]] = {}
-    for note in notes:
-        name, _, what = note.partition(": ")
-        alike.setdefault(what, []).append(name)
-    for what, of in list(alike.items())[:MOST_NOTES]:
-        print_status(f"note: {_name_some(of)}: {what}")
-    if len(alike) > MOST_NOTES:
-        print_status(f"note: {len(alike) - MOST_NOTES} more in the runs' record.json")
+def _tell_alike(lines: Sequence[str], most: int, mark: str, more: str) -> None:
+    """Print lines `NAME: WHAT` once a WHAT, each behind `mark`; of more than `most` their number and `more`."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, what = line.partition(": ")
+        names.setdefault(what, []).append(name)
+    for what, runs in list(names.items())[:most]:
+        print_status(f"{mark}{_name_some(runs)}: {what}")
+    if len(names) > most:
+        print_status(f"{mark}{len(names) - most} {more}")
 
 
 def _name_some(names: Sequence[str]) -> str:

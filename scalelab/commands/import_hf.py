@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab import api
-from scalelab.cli.foreign import EXAMPLE, HELP, parse_fields, tell_runs
-from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
+from scalelab.cli.foreign import EXAMPLE, HELP, parse_fields, show_progress, tell_runs
+from scalelab.cli.parser import Parser, emit_json, folder_path
 from scalelab.errors import BadInput
 
 OF_RUNS, OF_WEIGHTS = ("workdir", "columns"), ("out",)  # options of each format
@@ -55,17 +55,12 @@ def _import_runs(options: Any) -> int:
     if options.workdir is None:
         raise BadInput("--workdir=D is missing: where to write the runs")
     fields = parse_fields(options.columns)
-    made = api.import_runs(options.source, options.workdir, columns=fields, progress=_show_progress)
+    made = api.import_runs(options.source, options.workdir, columns=fields, progress=show_progress)
     tell_runs(made.lines, made.notes, made.left_out)
     if options.json != "-":
         print(f"{len(made.runs)} run{'s' * (len(made.runs) != 1)} in {made.folder}, {len(made.left_out)} left out")
     emit_json(made._asdict(), options.json)
     return 0
-
-
-def _show_progress(name: str, number: int, total: int) -> None:
-    if total >= 100 and number % 100 == 0:
-        print_status(f"read {number} of {total} runs")
 
 
 def _import_weights(options: Any) -> int:

@@ -14,6 +14,7 @@ Exit code: 0 done, 1 a run is damaged, 2 bad input.
     scalelab runs runs/lr_seeds --by=optim.peak_lr
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +88,11 @@ def main(argv: list[str]) -> int:
 
 def _names_shown(argv: Sequence[str]) -> bool:
     """Whether --columns is given as --show was called before: names without FIELD=COLUMN, which is of others' runs."""
-    return any(each.partition("=")[0] == "--columns" and "=" not in each.partition("=")[2] for each in argv)
+    for option, following in itertools.pairwise([*argv, ""]):
+        name, equals, value = option.partition("=")
+        if name == "--columns" and "=" not in (value if equals else following):
+            return True
+    return False
 
 
 def _print_names(rows: Sequence[dict[str, Any]], known: Sequence[str], destination: str | None) -> int:

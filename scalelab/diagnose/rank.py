@@ -18,6 +18,7 @@ from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, 
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
+from scalelab.record import records
 
 FAMILIES = (
     formats,
@@ -123,7 +124,8 @@ def _ask(check: Callable[[Evidence], Findings], evidence: Evidence) -> Findings:
         return check(evidence)
     except Missing as missing:
         name = getattr(check, "what", check.__name__.replace("_", " "))
-        return [Gap(name, str(missing), "the run's folder with its config.json")]
+        is_imported = records.is_imported(evidence.record)  # its folder has all that its source told
+        return [Gap(name, str(missing), "that setting" if is_imported else "the run's folder with its config.json")]
 
 
 def line_of(module: str) -> str:

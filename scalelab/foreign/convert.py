@@ -190,8 +190,8 @@ def _count_tokens(
     if "tokens" in columns:
         logged = columns["tokens"].logged()
         return int(logged[np.isfinite(logged)].max(initial=0))
-    each = run.config.get("tokens_per_step")
-    return round(each * int(every[-1])) if isinstance(each, int | float) and each > 0 else 0
+    each = run.config.get("tokens_per_step", 0)
+    return round(float(each) * int(every[-1])) if names.is_count(each) else 0
 
 
 def _find_status(
@@ -236,7 +236,7 @@ def _json_lines(columns: Mapping[str, Column]) -> Any:
     fields = []
     for name, column in columns.items():
         values = column.values
-        if name in ("step", *COUNTS) and np.all(np.isfinite(values[column.present])):
+        if name in ("step", *COUNTS) and np.all(np.abs(values[column.present]) < 2**63):
             numbers = pyarrow.array(np.where(column.present, values, 0).astype(np.int64), mask=~column.present)
             text = compute.cast(numbers, "string")
         else:

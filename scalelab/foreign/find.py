@@ -19,15 +19,7 @@ MOST_FOLDERS = 50_000
 MOST_DEPTH = 6
 SEARCHED_BYTES = 2**22
 TEXT_SUFFIXES = (".log", ".txt", ".out")
-NOT_LOGS = (
-    "requirements.txt",
-    "readme.txt",
-    "license.txt",
-    "output.log",
-    "debug.log",
-    "debug-internal.log",
-    "diff.patch",
-)
+NOT_LOGS = ("requirements.txt", "readme.txt", "license.txt", "output.log", "debug.log", "debug-internal.log")
 PARTS = frozenset(("train", "training", "validation", "val", "eval", "test"))  # folders of one run's event files
 LOG_STEMS = ("metrics", "history", "tracker_metrics", "log", "train", "training", "main", "logs", "metrics_history")
 FORMATS = (
@@ -49,10 +41,10 @@ def find_runs(source: pathlib.Path) -> list[Found]:
     if not source.exists():
         raise BadInput(f"no file or folder {str(source)!r}")
     if source.is_file():
-        found = _find_file(source)
-        if found is None:
+        one = _find_file(source)
+        if one is None:
             raise BadInput(f"{str(source)!r} is not a log of a run; read are {FORMATS}")
-        return [found]
+        return [one]
     runs = list(_walk(source, source, 0, [0]))
     if not runs:
         raise BadInput(f"{str(source)!r} holds no run of a known format; read are {FORMATS}")
@@ -89,8 +81,7 @@ def _walk(folder: pathlib.Path, root: pathlib.Path, depth: int, seen: list[int])
         raise BadInput(f"{str(root)!r} has more than {MOST_FOLDERS:,} folders: name one of runs")
     one = _find_folder(folder)
     if one is not None:
-        name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
-        yield one._replace(name=name if one.name == folder.name else one.name if folder == root else f"{name}")
+        yield one._replace(name=folder.relative_to(root).as_posix() if folder != root else folder.resolve().name)
         return
     prefix = folder.relative_to(root).as_posix() + "/" if folder != root else ""
     for path in files_in(folder):
@@ -104,7 +95,7 @@ def _walk(folder: pathlib.Path, root: pathlib.Path, depth: int, seen: list[int])
 
 
 def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The regular files of a folder that are no links, in order of names; [] if it can't be listed."""
+    """The regular files of a folder that are not links, in order of names; [] if it can't be listed."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
@@ -156,7 +147,7 @@ def _events_of_parts(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _find_file(path: pathlib.Path) -> Found | None:
-    """The run that a file is; None for a file that is no log."""
+    """The run that a file is; None for a file that is not a log."""
     if path.name == trainer.STATE_FILE:
         return Found(path.parent.name or path.stem, [path], lambda: trainer.read_trainer_state(path))
     if path.suffix == ".wandb" or _starts_with(path, wire.HEADER):
@@ -176,13 +167,8 @@ def _with_config(found: Found, folder: pathlib.Path) -> Found:
     def read() -> ForeignRun:
         run = found.read()
         values, model, files, notes = configs.read_beside(folder)
-        return dataclasses.replace(
-            run,
-            config=values | dict(run.config),
-            files=[*run.files, *files],
-            hf_config=model,
-            notes=(*run.notes, *notes),
-        )
+        config, all_files = values | dict(run.config), [*run.files, *files]
+        return dataclasses.replace(run, config=config, files=all_files, hf_config=model, notes=(*run.notes, *notes))
 
     return found._replace(read=read)
 

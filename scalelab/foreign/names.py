@@ -83,9 +83,7 @@ def choose_columns(columns: Mapping[str, Column], given: Mapping[str, str], sour
             shown = ", ".join(map(repr, fitting[:4])) + (f" and {len(fitting) - 4} more" if len(fitting) > 4 else "")
             notes.append(f"no validation loss is taken: {shown} fit; choose one: --columns='val_loss={fitting[0]}'")
         elif fitting:
-            if (
-                field == "train_loss"
-            ):  # the one that is logged oftenest: some logs repeat it, or estimate it now and then
+            if field == "train_loss":  # the one logged oftenest: some logs repeat it, or estimate it now and then
                 fitting.sort(key=lambda name: -int(columns[name].present.sum()))
             taken[field] = _with_unit(fitting[0], field)
             others = [name for name in fitting[1:] if name not in given.values()]
@@ -177,7 +175,7 @@ def own_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
             numbers = [config[key] for key in keys if _is_number(config[key])]
             if numbers and all(value == numbers[0] for value in numbers):
                 whole = own.startswith(WHOLE)
-                if whole and not float(numbers[0]).is_integer():
+                if (whole and not float(numbers[0]).is_integer()) or (own.startswith("model.") and numbers[0] < 1):
                     continue
                 values[own] = int(numbers[0]) if whole else float(numbers[0])
                 origins[own] = next(key for key in keys if _is_number(config[key]))
@@ -187,6 +185,11 @@ def own_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value can be a number of parameters or tokens."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
 
 
 def split_labels(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

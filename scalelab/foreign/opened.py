@@ -37,7 +37,7 @@ def open_if_foreign(
 ) -> Imported | None:
     """Open a path that holds runs of other programs, and none of ours; None for any other path.
 
-    `with_files`: a file is a run's log, not a table of runs. BadInput for a file that is no log, and as `open_source`.
+    `with_files`: a file is a run's log, not a table of runs. BadInput for another file, and as `open_source`.
     """
     if not os.path.isdir(source):  # False, not an error, for a name that is too long
         return open_source(source, columns, report) if with_files and os.path.isfile(source) else None

@@ -60,9 +60,13 @@ class ForeignRun:
 def columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Column], dict[str, list[Any]]]:
     """Make (columns of numbers, columns of texts) of rows; a column is one of numbers if all its cells are."""
     names = dict.fromkeys(key for row in rows for key in row)
+    return columns_of_cells({name: [row.get(name) for row in rows] for name in names})
+
+
+def columns_of_cells(cells_by_name: Mapping[str, list[Any]]) -> tuple[dict[str, Column], dict[str, list[Any]]]:
+    """Make (columns of numbers, columns of texts) of cells by column; one without a value is left out."""
     columns, texts = dict[str, Column](), dict[str, list[Any]]()
-    for name in names:
-        cells = [row.get(name) for row in rows]
+    for name, cells in cells_by_name.items():
         column = column_of_cells(cells)
         if column is None:
             texts[name] = cells

@@ -1,10 +1,12 @@
 """N of a run that others trained: from its model's config.json, from a value that names it, or as the user says."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
+from scalelab.foreign.names import is_count
 from scalelab.foreign.run import ForeignRun, constant_values
 from scalelab.hf import FORMATS
 from scalelab.hf.formats import from_hf_config
@@ -28,7 +30,7 @@ class Size(NamedTuple):
 def find_size(run: ForeignRun, given: str | None) -> Size:
     """Find N: `given` (a count, or the name of a value, perhaps converted), else the model's config, else a value.
 
-    BadInput for a `given` one that is neither.
+    BadInput for a `given` text that is neither.
     """
     values = {**run.config, **constant_values(run.columns, run.texts)}
     model, counted, note = _from_model(run.hf_config)
@@ -36,16 +38,15 @@ def find_size(run: ForeignRun, given: str | None) -> Size:
         return Size(_given_size(given, values, run.name), model, given)
     if counted:
         return Size(counted, model, f"config.json of {run.hf_config['model_type']}")  # type: ignore[index]
-    named = {key: value for key, value in values.items() if _names_n(key) and _is_count(value)}
+    named = {key: value for key, value in values.items() if _names_n(key) and is_count(value)}
     sizes = {round(value * unit_factor(key, "N")) for key, value in named.items()}
     if len(sizes) == 1:
         return Size({"total": sizes.pop()}, model, next(iter(named)))
     totals = {key: value for key, value in named.items() if plain_name(without_prefix(key)) not in ACTIVE}
     if len({*totals.values()}) == 1 and len(named) > len(totals):
         active = {*named.values()} - {*totals.values()}
-        counts = {"total": round(next(iter(totals.values())))} | (
-            {"active": round(active.pop())} if len(active) == 1 else {}
-        )
+        counts = {"total": round(next(iter(totals.values())))}
+        counts |= {"active": round(active.pop())} if len(active) == 1 else {}
         return Size(counts, model, ", ".join(named))
     if named:
         return Size({}, model, f"not taken: {', '.join(map(repr, named))} fit; --columns=N=… chooses")
@@ -57,19 +58,18 @@ def _names_n(key: str) -> bool:
     return bool({plain_name(key), plain_name(without_prefix(key)), plain_name(last)} & PLAIN_NAMES)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
-
-
 def _given_size(given: str, values: Mapping[str, Any], name: str) -> dict[str, int]:
     column, convert = split_conversion(given, values)
-    if column in values and _is_count(values[column]):
-        number = float(values[column])
-        return {"total": round(convert(number) if convert else number)}
+    is_known = column in values and is_count(values[column])
     try:
-        return {"total": round(parse_count(given))}
-    except ValueError:
-        raise BadInput(f"N={given}: {name} has no such value, and it is not a count such as 124M") from None
+        number = float(values[column]) if is_known else parse_count(given)
+        count = convert(number) if is_known and convert else number
+    except (ValueError, OverflowError):
+        count = math.nan
+    if is_count(count) and round(count):
+        return {"total": round(count)}
+    reason = f"{column} gives no count" if is_known else f"{name} has no such value, and it is not a count such as 124M"
+    raise BadInput(f"N={given}: {reason}")
 
 
 def _from_model(content: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, int], str]:

@@ -117,6 +117,7 @@ def test_a_divergent_run_is_diagnosed_and_a_healthy_one_is_left_alone(capsys):
     code, out, _ = call(capsys, "diagnose", FILES / "trainer_healthy")
     assert code == 0 and out.startswith("no cause found in what was judged\n")
     assert "settings: judged: LR, by what the loss does; not judged:" in out
+    assert "(the run does not tell train.ema; needs that setting)" in out and "config.json" not in out
     assert call(capsys, "diagnose", FILES / "wandb")[0] == 0
 
 
@@ -133,8 +134,12 @@ def test_watch_needs_a_schedule_and_takes_one(tmp_path, capsys):
     measured = [row["eval_loss"] for row in whole if "eval_loss" in row][-1]
     assert code == 0 and (row["step"], row["steps"]) == (200, 300)
     assert row["method"] == "its own curve" and row["val_loss"] == pytest.approx(measured, rel=0.15)
-    wrong = {"cosin": "did you mean 'cosine'?", "cosine:warm=2": "is not one of", "cosine:end=x": "is not a number"}
-    for schedule, words in (wrong | {"cosine:steps=100": "is below step 200"}).items():
+    wrong = {
+        "cosin": "did you mean 'cosine'?", "cosine:warm=2": "is not one of", "cosine:end=x": "is not a number",
+        "cosine:steps=100": "is below step 200", "cosine:steps=300,steps=400": "steps is given twice",
+        "cosine:decay=5": "'decay=5' has no effect with cosine", "constant:end=.3": "has no effect with constant",
+    }  # fmt: skip
+    for schedule, words in wrong.items():
         code, _, told = call(capsys, "watch", tmp_path, "--once", f"--schedule={schedule}")
         assert code == 2 and words in told
 

@@ -103,10 +103,27 @@ def test_n_is_of_the_config_a_value_or_the_user_and_two_values_are_asked(tmp_pat
     assert "params" not in run.record and any("--columns=N=… chooses" in note for note in run.notes)
     assert converted(tmp_path, N="non_embedding_params").record["params"] == {"total": 900}
     assert converted(tmp_path, N="124M").record["params"] == {"total": 124_000_000}
-    with pytest.raises(BadInput, match="not a count such as 124M"):
-        converted(tmp_path, N="many")
+    for text in ("many", "-5", "0", "inf", "nan"):
+        with pytest.raises(BadInput, match="not a count such as 124M"):
+            converted(tmp_path, N=text)
+    for text in ("exp(n_params)", "n_params*1e400", "n_params*-1", "n_params*1e-9"):
+        with pytest.raises(BadInput, match="n_params gives no count"):
+            converted(tmp_path, N=text)
     run = converted(write(tmp_path, rows_of(), {"model_type": "mamba2", "hidden_size": 8}))
     assert "params" not in run.record and any("'mamba2', whose size is not known" in note for note in run.notes)
+
+
+def test_a_size_below_one_is_not_a_models(tmp_path):
+    run = converted(write(tmp_path, rows_of(), {"vocab_size": -5, "n_layer": 2}))
+    assert run.config["model"] == {"n_layers": 2} and run.config["source"]["vocab_size"] == -5
+
+
+def test_counts_too_large_for_whole_numbers_stay_as_they_are(tmp_path):
+    (tmp_path / "hparams.yaml").write_text("tokens_per_step: .inf\n")
+    assert "tokens" not in converted(write(tmp_path, rows_of())).record
+    rows = [row | {"tokens": 1e30 * row["step"]} for row in rows_of()]
+    text = convert.metrics_text(converted(write(tmp_path, rows))).decode()
+    assert [json.loads(line)["tokens"] for line in text.splitlines()] == [row["tokens"] for row in rows]
 
 
 def test_steps_logged_again_after_a_restart_count_once_with_their_last_value(tmp_path):
@@ -115,6 +132,14 @@ def test_steps_logged_again_after_a_restart_count_once_with_their_last_value(tmp
     assert run.training["step"].values.tolist() == list(range(12))
     assert run.training["train_loss"].values.tolist() == [5.0] * 5 + [4.0] * 7
     assert any("5 steps were logged again" in note for note in run.notes)
+
+
+def test_a_log_that_ends_within_a_line_says_so(tmp_path):
+    path = write(tmp_path, rows_of()) / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 99, "lo')
+    run = converted(tmp_path)
+    assert len(run.training["step"].values) == 20
+    assert "metrics.jsonl ends within line 21: what is whole was read" in run.notes
 
 
 def test_values_that_are_no_numbers_keep_their_place(tmp_path):

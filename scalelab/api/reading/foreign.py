@@ -40,7 +40,7 @@ def import_runs(
     `columns`: {field: column} where names don't tell (`{"N": "124M", "val_loss": "eval/c4/loss"}`). BadInput for a
     source without runs, and for a folder that holds something else.
     """
-    return _facts(write.import_source(_path(source), pathlib.Path(workdir), dict(columns or {}), progress))
+    return _describe_import(write.import_source(_path(source), pathlib.Path(workdir), dict(columns or {}), progress))
 
 
 @check_arguments(source=ANY_PATH)
@@ -50,10 +50,10 @@ def open_runs(source: Path, *, columns: Mapping[str, str] | None = None, progres
     They are imported once into a cache. A folder of our own runs is returned as it is. BadInput as `import_runs`.
     """
     path = _path(source)
-    found = opened.open_if_foreign(path, columns, report=progress)
-    if found is None:
+    imported = opened.open_if_foreign(path, columns, report=progress)
+    if imported is None:
         return ForeignRuns(str(path), [str(run) for run in listing.run_folders(path)], [], [], [])
-    return _facts(found)
+    return _describe_import(imported)
 
 
 def _path(source: Path) -> pathlib.Path:
@@ -63,5 +63,7 @@ def _path(source: Path) -> pathlib.Path:
     return path
 
 
-def _facts(made: write.Imported) -> ForeignRuns:
-    return ForeignRuns(str(made.folder), [str(run) for run in made.runs], made.lines, made.notes, made.left_out)
+def _describe_import(imported: write.Imported) -> ForeignRuns:
+    return ForeignRuns(
+        str(imported.folder), [str(run) for run in imported.runs], imported.lines, imported.notes, imported.left_out
+    )

@@ -18,9 +18,9 @@ from scalelab.numbers.written import parse_whole
 from scalelab.optim import schedules
 from scalelab.record import records
 
-PARTS = {"warmup": "schedule.warmup_steps", "end": "schedule.final_share", "decay": "schedule.decay_steps"}
-STEPS = "steps"
-NAMES = ("cosine", "linear", "constant", "wsd")
+PARTS = {"warmup": "schedule.warmup_steps", "end": "schedule.final_share", "decay": "schedule.decay_steps",
+         "steps": "train.steps"}  # fmt: skip
+IDLE = {"cosine": ("decay",), "linear": ("decay",), "constant": ("end", "decay"), "wsd": ()}  # parts without effect
 EXAMPLE = "--schedule=cosine:warmup=2000,end=0.1,steps=100000"
 FINISHED_SHARE = 0.98  # of the planned steps: such a run has logged its schedule to the end
 
@@ -28,24 +28,29 @@ FINISHED_SHARE = 0.98  # of the planned steps: such a run has logged its schedul
 def parse_schedule(text: str) -> dict[str, Any]:
     """Parse `cosine:warmup=…,end=…,steps=…` into config values by key. BadInput for anything else."""
     name, _, rest = text.partition(":")
-    if name not in NAMES:
-        raise BadInput(f"--schedule={text}: {name!r} is not a schedule{nearest_hint(name, NAMES)}; {EXAMPLE}")
-    values: dict[str, Any] = {"schedule.name": name, "schedule.warmup_steps": 0, "schedule.final_share": 0.0}
+    if name not in IDLE:
+        raise BadInput(f"--schedule={text}: {name!r} is not a schedule{nearest_hint(name, IDLE)}; {EXAMPLE}")
+    numbers: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, number = (side.strip() for side in part.partition("="))
-        if not equals or key not in (*PARTS, STEPS):
-            raise BadInput(f"--schedule: {part!r} is not one of {', '.join(PARTS)}, steps; {EXAMPLE}")
+        if not equals or key not in PARTS:
+            raise BadInput(f"--schedule: {part!r} is not one of {', '.join(PARTS)}; {EXAMPLE}")
+        if key in numbers:
+            raise BadInput(f"--schedule={text}: {key} is given twice")
+        if key in IDLE[name]:
+            raise BadInput(f"--schedule: {part!r} has no effect with {name}; wsd has an end and a decay")
         try:
-            values[PARTS.get(key, "train.steps")] = float(number) if key == "end" else parse_whole(number)
+            numbers[key] = float(number) if key == "end" else parse_whole(number)
         except ValueError:
             raise BadInput(f"--schedule: {part!r} is not a number; {EXAMPLE}") from None
-    return values
+    values = {"schedule.name": name, "schedule.warmup_steps": 0, "schedule.final_share": 0.0}
+    return values | {PARTS[key]: number for key, number in numbers.items()}
 
 
 def read_foreign_curve(folder: pathlib.Path, ahead: bool = True, schedule: str | None = None) -> Curve:
     """Read the curve of an imported run. `ahead`: with its LR to the end, from `schedule` or the log of a whole run.
 
-    The LR is () where neither tells it. BadInput for a schedule that is none, or a run without training losses.
+    The LR is () where neither tells it. BadInput for a schedule that is not one, or a run without training losses.
     """
     values, record = records.read_config(folder), records.read_record(folder)
     lines = records.read_metrics(folder)
@@ -88,7 +93,7 @@ def refuse_unknown_schedule(run: Curve) -> None:
 
 
 def _logged_lr(steps: np.ndarray, lr: np.ndarray, n_steps: int) -> np.ndarray:
-    """The LR at even places of a run that was logged to its end; () of another."""
+    """The LR at even places of a run that was logged to its end; () for another run."""
     whole = np.isfinite(lr)
     if whole.sum() < 2 or steps[-1] < FINISHED_SHARE * n_steps:
         return np.zeros(0)

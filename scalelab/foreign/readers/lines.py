@@ -16,13 +16,12 @@ from scalelab.errors import BadInput
 from scalelab.foreign.run import (
     Column,
     ForeignRun,
-    column_of_cells,
+    columns_of_cells,
     columns_of_rows,
     config_values,
     flatten_values,
 )
-from scalelab.laws.read.readers import read_raw_rows, shorten_text
-from scalelab.untrusted.documents import parse_json
+from scalelab.laws.read.readers import parse_row, read_raw_rows
 from scalelab.untrusted.files import read_bytes
 
 MOST_LOG_BYTES = 2**30
@@ -32,40 +31,40 @@ ONCE = ("config", "hparams", "hyperparameters", "args", "summary")  # keys of ob
 
 
 def read_lines(path: pathlib.Path) -> ForeignRun:
-    """Read a log of rows. BadInput for a file that is none."""
+    """Read a log of rows. BadInput for a file without a column of numbers."""
     if path.name.endswith((".jsonl", ".ndjson")):
-        columns, texts, config = _read_json_lines(path)
+        columns, texts, config, notes = _read_json_lines(path)
         form = "JSON lines"
     else:
-        rows = read_raw_rows(path)
-        (columns, texts), config = columns_of_rows(rows), {}
+        (columns, texts), config, notes = columns_of_rows(read_raw_rows(path)), {}, ()
         form = path.name.rpartition(".")[2].upper() if path.suffix != ".parquet" else "parquet"
     if not columns:
         raise BadInput(f"{str(path)!r} has no column of numbers")
-    return ForeignRun(path.stem, form, [path], columns, config, texts)
+    return ForeignRun(path.stem, form, [path], columns, config, texts, notes=notes)
 
 
-def _read_json_lines(path: pathlib.Path) -> tuple[dict[str, Column], dict[str, list[Any]], dict[str, Any]]:
-    """(columns, texts, config) of a file of objects: by pyarrow, or line by line where it is not strict JSON."""
+def _read_json_lines(
+    path: pathlib.Path,
+) -> tuple[dict[str, Column], dict[str, list[Any]], dict[str, Any], tuple[str, ...]]:
+    """(columns, texts, config, notes) of a file of objects: by pyarrow, or line by line where it is not strict JSON."""
     data = read_bytes(path, MOST_LOG_BYTES, follow=True)
     if not data.strip():
         raise BadInput(f"{str(path)!r} is empty")
     fast = _read_by_arrow(data)
     if fast is not None:
-        return *fast, {}
-    rows, config = list[dict[str, Any]](), dict[str, Any]()
+        return *fast, {}, ()
+    rows, config, notes = list[dict[str, Any]](), dict[str, Any](), tuple[str, ...]()
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
-        except ValueError as error:
-            if number == len(lines):  # torn by a crash: a line without its end
-                continue
-            raise BadInput(f"{str(path)!r}, line {number} is not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise BadInput(f"{str(path)!r}, line {number} is {shorten_text(row)}, not an object of keys and values")
+            row = parse_row(line, f"{path}, line {number}")
+        except BadInput:
+            if number < len(lines):
+                raise
+            notes = (f"{path.name} ends within line {number}: what is whole was read",)  # torn by a crash
+            continue
         for key in [key for key in row if key in ONCE and isinstance(row[key], Mapping)]:
             content = row.pop(key)
             config |= config_values(content)
@@ -77,7 +76,7 @@ def _read_json_lines(path: pathlib.Path) -> tuple[dict[str, Column], dict[str, l
         if len(flat) > MOST_COLUMNS:
             raise BadInput(f"{str(path)!r}, line {number} has {len(flat):,} values; at most {MOST_COLUMNS:,} are read")
         rows.append(flat)
-    return *columns_of_rows(rows), config
+    return *columns_of_rows(rows), config, notes
 
 
 def _read_by_arrow(data: bytes) -> tuple[dict[str, Column], dict[str, list[Any]]] | None:
@@ -100,26 +99,10 @@ def _read_by_arrow(data: bytes) -> tuple[dict[str, Column], dict[str, list[Any]]
         elif types.is_struct(kind) or types.is_list(kind):
             return None
         elif not types.is_null(kind):
-            cells = [
-                value if value is None or isinstance(value, bool | str) else str(value) for value in chunks.to_pylist()
-            ]
-            as_numbers = column_of_cells(cells)
-            if as_numbers is None:
-                texts[name] = cells
-            elif as_numbers.present.any():
-                columns[name] = as_numbers
+            cells = [each if each is None or isinstance(each, bool | str) else str(each) for each in chunks.to_pylist()]
+            numbers, others = columns_of_cells({name: cells})
+            columns, texts = columns | numbers, texts | others
     return columns, texts
-
-
-def is_summary_alone(columns: Mapping[str, Column]) -> bool:
-    """Whether the columns have one row only: final values without a course."""
-    return len(next(iter(columns.values())).values) == 1 if columns else False
-
-
-def last_value(column: Column) -> float:
-    """The last logged value; nan without one."""
-    logged = column.logged()
-    return float(logged[-1]) if len(logged) else math.nan
 
 
 def join_columns(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column]:

@@ -18,7 +18,7 @@ PROCESS_BATCH = "train_batch_size"  # of one process, without accumulation: not 
 
 
 def read_trainer_state(path: pathlib.Path) -> ForeignRun:
-    """Read a trainer_state.json. BadInput for a file that is none."""
+    """Read a trainer_state.json. BadInput for a file that is not one."""
     try:
         content = read_document(path, MOST_BYTES, follow=True)
     except ValueError as error:

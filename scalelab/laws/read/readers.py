@@ -182,17 +182,20 @@ def _read_jsonl(path: pathlib.Path) -> list[Line]:
     rows = []
     with _open_text(path) as file:
         for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                row = parse_json(text)
-            except ValueError as error:
-                reason = getattr(error, "msg", error)
-                raise BadInput(f"{path}, line {number} is not JSON: {reason}") from None
-            if not isinstance(row, dict):
-                raise BadInput(f"{path}, line {number} is not an object: {shorten_text(row)!r}")
-            rows.append(row)
+            if text.strip():
+                rows.append(parse_row(text, f"{path}, line {number}"))
     return rows
+
+
+def parse_row(text: str | bytes, place: str) -> Line:
+    """Parse a line of JSON as a row. BadInput, with its place, for anything but an object."""
+    try:
+        row = parse_json(text)
+    except ValueError as error:
+        raise BadInput(f"{place} is not JSON: {getattr(error, 'msg', error)}") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{place} is not an object: {shorten_text(row)!r}")
+    return row
 
 
 def _read_parquet(path: pathlib.Path) -> list[Line]:

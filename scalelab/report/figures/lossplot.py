@@ -126,8 +126,8 @@ def _size_curves(
         known = known[np.unique(np.abs(np.log(known[:, None] / at)).argmin(0))]
     curves = {}
     for size in known.tolist():
-        own = C[sizes == size]
-        at = np.geomspace(own.min() / REACH, own.max() * REACH, CURVE_POINTS)
+        budgets = C[sizes == size]
+        at = np.geomspace(budgets.min() / REACH, budgets.max() * REACH, CURVE_POINTS)
         curves[size] = at, _loss(fitted, held, at, np.full(len(at), size))
     return curves
 
@@ -142,7 +142,8 @@ def _contours(
     grid_C, grid_N = np.meshgrid(C_at, N_at)
     loss = _loss(fitted, held, grid_C, grid_N)
     ends = np.nanmin(fitted.problem.target), np.nanmax(fitted.problem.target)
-    lines = ax.contour(grid_C, grid_N, loss, levels=np.geomspace(*ends, LEVELS), colors=MUTED, linewidths=0.8)
+    levels = np.unique(np.geomspace(*ends, LEVELS))  # one where all losses are equal
+    lines = ax.contour(grid_C, grid_N, loss, levels=levels, colors=MUTED, linewidths=0.8)
     ax.clabel(lines, fmt="%.3g", fontsize=7)
     ax.plot(line[0], line[2], color=INK, lw=1.6, label="best size")
     ax.legend(loc="upper left")

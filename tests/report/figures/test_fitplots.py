@@ -87,6 +87,14 @@ def test_laws_of_other_columns_and_fits_without_resamples(tmp_path):
     assert x[[0, -1]] == pytest.approx([2.0, 3.5]) and line == pytest.approx(other.law({"loss": x}, other.params))
 
 
+@pytest.mark.slow
+def test_equal_losses_have_one_contour(tmp_path):
+    N, D = map(np.ravel, np.meshgrid([1e7, 2e7, 4e7, 8e7], [1e9, 2e9, 4e9]))
+    fitplots.write_fit_figures(tmp_path, fit({"N": N, "D": D, "loss": np.full(12, 3.0)}, bootstrap=0), {})
+    (losses,) = of_kind(tmp_path / "fit.csv", "contour", "fitted")
+    assert losses == pytest.approx(3.0, rel=1e-2)
+
+
 def test_isoflops_are_drawn_with_their_minima(tmp_path):
     N, D, loss = study(QUICKSTART_LIKE, sizes=7)
     profiles = fit_isoflop(6 * N * D, N, loss)
