@@ -112,7 +112,7 @@ def smaller_pieces(
     smaller = {}
     for name, part in work.items():
         attempt = cuts.get(name, [0])[0]
-        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
+        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / units.SCREENED).is_file():
             continue
         unit_records = [units.read_record(job.units / unit.name) for unit in part]
         share = part_share(unit_records, job.val_fraction)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.prepare import near, specs
-from scalelab.data.prepare.units import DOCUMENT_DTYPE, SPLITS, PrepareJob, load_job_tokenizer, read_record
+from scalelab.data.prepare.units import DOCUMENT_DTYPE, SCREENED, SPLITS, PrepareJob, load_job_tokenizer, read_record
 from scalelab.data.tokenizers import chat
 from scalelab.record import records
 from scalelab.record.jsonfiles import WHOLE
@@ -42,7 +42,7 @@ def screen_documents(
     A copy is a document that occurred before in its split, in any part; a leak is a validation document that stands in
     the training text. Of copies in both splits the training one is left out; no document of a `--val-source` is.
     """
-    path = job.units / "screened.json"
+    path = job.units / SCREENED
     if path.is_file():
         facts: dict[str, dict[str, int]] = records.read_json(path, SCREENED_SCHEMA)
         return facts
@@ -164,6 +164,7 @@ def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], 
             record[split] |= _filter_split(job, name, draft, split, mask)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
         records.fsync(draft / "record.json")
+        (draft / SCREENED).touch()
         shutil.rmtree(final)  # a kill here loses the unit, and the same command reads it again
         os.rename(draft, final)
 

@@ -31,6 +31,7 @@ from scalelab.record.jsonfiles import LIST, TEXT, WHOLE
 from scalelab.record.records import fsync, read_json
 
 SPLITS = ("train", "val")
+SCREENED = "screened.json"  # in .units/: counts of copies, once all are left out; in a unit: copies of it are left out
 _SPLIT_SCHEMA = {
     "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "n_unknown": WHOLE, "n_targets?": WHOLE,
     "sha256": {"*": TEXT},
@@ -176,9 +177,14 @@ def write_unit(
 
 
 def is_written(job: PrepareJob, unit: specs.WorkUnit) -> bool:
-    """Whether a unit is there; one without its documents' hashes, which an older version wrote, is removed."""
+    """Whether a unit is there. One without its documents' hashes, which an older version wrote, is removed.
+
+    So is one whose copies were left out by a process that was killed before it had counted all of them.
+    """
     folder = job.units / unit.name
-    if folder.is_dir() and not all((folder / f"{split}.documents").is_file() for split in SPLITS):
+    is_old = not all((folder / f"{split}.documents").is_file() for split in SPLITS)
+    is_half_screened = (folder / SCREENED).is_file() and not (job.units / SCREENED).is_file()
+    if folder.is_dir() and (is_old or is_half_screened):
         shutil.rmtree(folder)
     return folder.is_dir()
 
