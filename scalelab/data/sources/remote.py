@@ -121,7 +121,11 @@ def _from_server(address: str) -> RemoteFile:
     except ImportError:
         raise needs_package("a source https://", "huggingface-hub") from None
     root = pathlib.Path(os.path.expanduser(os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab")) / "remote"
-    name = re.sub(r"[^\w.-]", "_", urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2]))
+    try:
+        place = urllib.parse.urlsplit(address).path
+    except ValueError as error:
+        raise BadInput(f"--source={address} is not an address: {error}") from error
+    name = re.sub(r"[^\w.-]", "_", urllib.parse.unquote(place.rpartition("/")[2]))
     if not name.strip("._"):
         raise BadInput(f"--source={address} ends in no file's name, which would tell its format")
     try:
