@@ -26,7 +26,7 @@ from scalelab.errors import BadInput, needs_package
 from scalelab.untrusted.documents import parse_json, read_document
 from scalelab.untrusted.files import read_bytes
 
-MASKED = -2  # id i is stored as MASKED - i if it is no target; -1 is padding
+MASKED = -2  # id i is stored as MASKED - i if it is not a target; -1 is padding
 BEGIN, END = "\ue0f0", "\ue0f1"  # private characters around the assistant's turns, removed again
 MOST_TEMPLATE_BYTES = 2**20
 MOST_CHAT_LETTERS = 2**26  # of one rendered chat
