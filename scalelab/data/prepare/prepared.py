@@ -145,5 +145,5 @@ def load_run_tokenizer(data: Any) -> Tokenizer:
         folder = prepared_folder(data.path)
         return load_indexed_tokenizer(read_prepared_index(folder)["tokenizer"], folder)
     if data.source == "synthetic":
-        raise BadInput("data.source='synthetic' is a language of numbers, without text to encode or decode")
+        raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")
     return byte_tokenizer()
