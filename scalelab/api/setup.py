@@ -88,8 +88,9 @@ def prepare(
         val_fraction = 0.0 if val_sources else 0.1
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     request = Request(
-        sources, tokenizer, folder, separator, text_key, val_fraction, split_seed, skip_bad, workers, take_over,
-        val_sources, train_on_all, lossy, dedup, chat,
+        sources, tokenizer, folder, separator=separator, text_key=text_key, val_fraction=val_fraction,
+        split_seed=split_seed, skip_bad=skip_bad, workers=workers, take_over=take_over, val_sources=val_sources,
+        train_on_all=train_on_all, lossy=lossy, dedup=dedup, chat=chat,
     )  # fmt: skip
     held = mirror.attached(folder, take_over, lambda line: progress({"note": line}), "--out")
     with held, (display or plain_display(progress, stop))(folder.name, {}) as shown:

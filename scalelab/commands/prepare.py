@@ -79,26 +79,15 @@ def main(argv: list[str]) -> int:
     add("--tokenizer", required=True, metavar="T", help="bytes, bpe:V, ids:V or a file")
     add("--out", required=True, type=work_path, metavar="DIR|URL", help="the folder to make, or to go on with")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
-    add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
-    add(
-        "--separator",
-        default="",
-        metavar="TOKEN|ID",
-        help="what ends a document, if FILE doesn't tell it or ids:V is given",
-    )
+    add("--text-key", default="text", metavar="KEY", help="the field or column of the text; default: text")
+    add("--separator", default="", metavar="TOKEN|ID", help="what ends a document, if T doesn't tell it")
     add("--val-fraction", type=float, metavar="F", help="share of the text held out; default: 0.1")
     add("--val-source", action="append", default=[], metavar="[NAME=]SPEC", help="the validation set; may be repeated")
     add("--train-on-all", action="store_true", help="train on files of globs whose names say val, valid, test or dev")
     add("--dedup", nargs="?", const="exact", default="", choices=["", "exact", "near"], help="leave copies out")
     add("--lossy", action="store_true", help="take a tokenizer that has no tokens for over 1 %% of the text")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
-    add(
-        "--chat",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="read lists of messages; FILE: a template, not the tokenizer's",
-    )
+    add("--chat", nargs="?", const="", metavar="FILE", help="read lists of messages; FILE: another template")
     add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
     add_take_over_option(parser)
     options = parser.parse_args(argv)
@@ -132,12 +121,7 @@ class _Bar:
     def __init__(self, title: str) -> None:
         self.title = title
         self.console = Console(file=sys.stderr)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
         self.tasks: dict[str, Any] = {}
         self.started: dict[str, float] = {}
@@ -215,11 +199,9 @@ def _copy_lines(part: dict[str, Any], dedup: bool) -> Iterator[str]:
     if part["duplicates"] is None:
         return
     verb = "stood" if dedup else "stand"
-    found = (
-        f"{part['duplicates']:,} documents are copies of earlier ones, {part['leaks']:,} validation documents {verb}"
-    )
+    copies = f"{part['duplicates']:,} documents are copies of earlier ones"
     hint = "; --dedup leaves copies out" if part["duplicates"] + part["leaks"] and not dedup else ""
-    yield f"{found} in the training text{hint}"
+    yield f"{copies}, {part['leaks']:,} validation documents {verb} in the training text{hint}"
     if dedup:
         dropped = f"{part['dropped']:,} copies and {part['near_dropped']:,} near copies are left out"
         yield dropped + f", {part['near_leaks']:,} of them near copies of validation documents"

@@ -148,6 +148,7 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer, *mor
 
 
 def _stored_share(folder: pathlib.Path, config: DataConfig) -> split_rules.Share:
+    """The share of the bytes in stored shards; their numbers of documents, unknown here, stand for two full splits."""
     index = read_shard_index(folder)
     return split_rules.Share(index["val_text_bytes"], index["text_bytes"], 1, 2, config.val_fraction)
 

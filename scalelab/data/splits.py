@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 FAR = 1.5  # factor between share asked and share got from which documents are cut
 REFUSED = 2.0  # factor from which a split is refused
 PIECES = (16, 64, 256)  # pieces that hold the smaller split, at the first, second and third attempt
-SHORTEST = 16  # bytes of a piece: less is no text
+SHORTEST = 16  # least bytes of a piece: fewer are not a text
 
 
 class Share(NamedTuple):

@@ -14,7 +14,7 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
 TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of time, which are not compared
-# ... and those of other programs, by their names.
+# Metrics of time in the logs of other programs, by words in their names.
 TIMING_NAMES = re.compile(r"runtime|per_sec|elapsed|(^|[_/ ])(time|tps|mfu|tflops)($|[_/ (])", re.IGNORECASE)
 ENVIRONMENT_KEYS = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
 

@@ -42,7 +42,7 @@ class Texts(NamedTuple):
     """Texts on their way: the logits of the next token, what the model keeps of those before, and what was drawn."""
 
     logits_BV: jax.Array
-    kept: Any  # `decode.KVCache`, or without a cache all tokens and their number
+    past: Any  # `decode.KVCache`, or without a cache all tokens and their number
     ids_BC: jax.Array
     nats_BC: jax.Array
     done_B: jax.Array
@@ -70,15 +70,15 @@ def begin(
     A user's block may mix tokens outside of attention, which the cache does not hold: there all tokens are kept.
     """
     count, policy = ids_BT.shape[0], POLICIES[static.precision]
-    kept: Any
+    past: Any
     if keeps_tokens(static):
-        kept_BC = jnp.zeros((count, length), jnp.int32)
-        logits_BV, kept = _extend_tokens(static, params, ids_BT, (kept_BC, jnp.int32(0)), separator)
+        past_BC = jnp.zeros((count, length), jnp.int32)
+        logits_BV, past = _extend_tokens(static, params, ids_BT, (past_BC, jnp.int32(0)), separator)
     else:
         cache = decode.empty_cache(static.model, count, length, policy)
-        logits_BV, kept = _extend_cache(static, params, ids_BT, cache, separator, first_B)
+        logits_BV, past = _extend_cache(static, params, ids_BT, cache, separator, first_B)
     empty_BC = jnp.zeros((count, length))
-    return Texts(logits_BV, kept, empty_BC.astype(jnp.int32), empty_BC, jnp.zeros(count, bool), jnp.int32(0))
+    return Texts(logits_BV, past, empty_BC.astype(jnp.int32), empty_BC, jnp.zeros(count, bool), jnp.int32(0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -93,10 +93,10 @@ def go_on(
     def draw(texts: Texts) -> Texts:
         chosen_B, nats_B = choose_tokens(texts.logits_BV, texts.drawn, rules, draws)
         extend = _extend_tokens if keeps_tokens(static) else _extend_cache
-        logits_BV, kept = extend(static, params, chosen_B[:, None], texts.kept, separator)
+        logits_BV, past = extend(static, params, chosen_B[:, None], texts.past, separator)
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=texts.drawn, axis=1)
         ids_BC, nats_BC = put(texts.ids_BC, chosen_B[:, None]), put(texts.nats_BC, nats_B[:, None])
-        return Texts(logits_BV, kept, ids_BC, nats_BC, texts.done_B | (chosen_B == separator), texts.drawn + 1)
+        return Texts(logits_BV, past, ids_BC, nats_BC, texts.done_B | (chosen_B == separator), texts.drawn + 1)
 
     return jax.lax.while_loop(unfinished, draw, texts)
 
@@ -118,10 +118,10 @@ def _extend_cache(
 
 
 def _extend_tokens(
-    static: Static, params: Any, tokens_BT: jax.Array, kept: tuple[jax.Array, jax.Array], separator: jax.Array
+    static: Static, params: Any, tokens_BT: jax.Array, past: tuple[jax.Array, jax.Array], separator: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The same without a cache: every token is computed from all tokens so far (later ones change no logits)."""
-    ids_BC, filled = kept
+    """Like `_extend_cache`, but computed from all tokens so far each time (later ones change no logits)."""
+    ids_BC, filled = past
     ids_BC = jax.lax.dynamic_update_slice_in_dim(ids_BC, tokens_BT.astype(jnp.int32), filled, axis=1)
     filled = filled + tokens_BT.shape[1]
     policy = POLICIES[static.precision]

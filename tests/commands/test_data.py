@@ -103,6 +103,7 @@ def test_pages_are_written(folder, tmp_path, capsys):
         (["stats", "OUT", "--step=2"], "--step goes with `data show`"),
         (["stats", "nowhere"], "is not a folder that `scalelab prepare` made"),
         (["stats", "OUT", "--out=page.txt"], "the page is a file that ends in .html"),
+        (["stats", "OUT", "--config.data.path=other"], "--config.data.path names other data than"),
         (["show", "OUT", "--config.model.seq_len=100000"], "a window of seq_len=100000 needs 100001"),
     ],
 )

@@ -246,6 +246,9 @@ def test_paths_keys_and_filters_are_told_apart():
     assert split_spec("a.jsonl?sample=0.25:7")[1] == Selection(sample=0.25, seed=7)
     with pytest.raises(BadInput, match=r"'b' is not KEY=VALUE .*; 'sample=2' is not a share between 0 and 1"):
         split_spec("a.jsonl?a=1&b&sample=2")
+    with pytest.raises(BadInput, match="sample= stands there 2 times: which share"):
+        split_spec("a.jsonl?sample=0.5&sample=0.1")
+    assert split_spec("a.jsonl?sample=0.1234567")[1].describe() == "?sample=0.1234567:0"  # in the plan, to be compared
     record = {"a.b": 1, "a": {"b": 2, "c": [{"d": 3}]}}
     assert find_field(record, "a.b") == 1 and find_field(record, "a.c.0.d") == 3
     with pytest.raises(KeyError):

@@ -126,6 +126,10 @@ def _read_config(folder: pathlib.Path, config: Config | None, overrides: Overrid
         if config is not None or overrides:
             raise BadInput(f"{folder} is a run with its own config: leave --config out, or name a prepared folder")
         return config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True)
+    for key in {"data.source", "data.path"} & set(overrides or ()):
+        raise BadInput(
+            f"--config.{key} names other data than {folder}: leave it out, or name those instead of {folder}"
+        )
     index = prepared.read_prepared_index(prepared.prepared_folder(str(folder)))
     data = {"data.source": "prepared", "data.path": str(folder)}
     if config is None:

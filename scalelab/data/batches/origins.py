@@ -17,7 +17,8 @@ IDS_SHOWN = 15  # most ids shown of data that are not text
 class WindowOrigin(NamedTuple):
     """The place of a window's first token. `document` and `last_document` are numbers in the shard.
 
-    `number`: that of its first document in the source; `offset`: tokens since that document's beginning.
+    `number`: that of its first document in the source; `offset`: tokens since that document's beginning; `index`: the
+    shard's number in the source.
     """
 
     source: str
@@ -27,6 +28,7 @@ class WindowOrigin(NamedTuple):
     last_document: int
     number: int
     offset: int
+    index: int
 
 
 def locate_window(dataset: Dataset, seq_len: int, window: int) -> WindowOrigin:
@@ -42,7 +44,7 @@ def locate_window(dataset: Dataset, seq_len: int, window: int) -> WindowOrigin:
                 last = min(int(last), len(offsets) - 2)
                 name = pathlib.Path(getattr(tokens, "filename", None) or f"shard {index}").name
                 place = part.name, name, token, int(first), last, before + int(first), token - int(offsets[first])
-                return WindowOrigin(*place)
+                return WindowOrigin(*place, index)
             left, before = left - count, before + len(offsets) - 1
     raise BadInput(f"window {window} is not in the data; the last one is {window - left - 1}")
 

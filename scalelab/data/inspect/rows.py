@@ -9,7 +9,6 @@ import numpy as np
 from scalelab.data.batches.batches import NO_WINDOW, TrainBatches
 from scalelab.data.batches.origins import locate_window
 from scalelab.data.dataset import Dataset
-from scalelab.data.shards import Split
 from scalelab.errors import BadInput
 
 Masks = Callable[[np.ndarray], np.ndarray]  # rows [B, S+1] -> whether each target counts, bool [B, S]
@@ -55,12 +54,13 @@ def describe_rows(
     numbers = batches.window_numbers(number)
     tokens = batches.batch(number)
     counted = masks(tokens)
+    splits = {part.name: part.train for part in dataset.parts}
     rows = []
     for row, window in enumerate(numbers.tolist()):
         if window == NO_WINDOW:
             continue
         place = locate_window(dataset, tokens.shape[1] - 1, window)
-        offsets = _shard_offsets(dataset, place.source, place.shard)
+        offsets = splits[place.source].offsets[place.index]
         documents = [
             RowDocument(*borders, excerpt(tokens[row, borders[1] : borders[2]], length))
             for borders in _borders(offsets, place.token, tokens.shape[1], place.document)
@@ -68,13 +68,6 @@ def describe_rows(
         masked = np.flatnonzero(~counted[row]).tolist()
         rows.append(Row(row, window, place.source, place.shard, place.token, documents, masked))
     return rows
-
-
-def _shard_offsets(dataset: Dataset, source: str, shard: str) -> np.ndarray:
-    split: Split = next(part.train for part in dataset.parts if part.name == source)
-    names = [str(getattr(tokens, "filename", "")) for tokens in split.shards]
-    index = next((i for i, name in enumerate(names) if name.endswith(shard)), None)
-    return split.offsets[int(shard.rpartition(" ")[2]) if index is None else index]
 
 
 def _borders(offsets: np.ndarray, token: int, length: int, first: int) -> list[tuple[int, int, int, int, bool]]:

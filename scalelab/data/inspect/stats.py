@@ -40,18 +40,17 @@ class SplitStats(NamedTuple):
 def split_stats(dataset: Dataset, seq_len: int) -> list[SplitStats]:
     """Statistics of every split of every source, for sequences of `seq_len` tokens."""
     total = sum(split.n_tokens for part in dataset.parts for _, split in _splits(part))
-    hashes = (
-        {key: _document_hashes(split) for key, split in _all_splits(dataset)} if total <= MOST_HASHED_TOKENS else {}
-    )
+    hashed = _all_splits(dataset) if total <= MOST_HASHED_TOKENS else ()
+    hashes = {key: _document_hashes(split) for key, split in hashed}
     train = np.unique(np.concatenate([np.empty(0, np.uint64), *(h for (_, s), h in hashes.items() if s == "train")]))
     rows = []
     for part in dataset.parts:
         for name, split in _splits(part):
             lengths = _lengths(split)
             is_long = lengths > seq_len + 1
-            found = hashes.get((part.name, name))
-            copies = None if found is None else len(found) - len(np.unique(found))
-            leaks = None if found is None or name == "train" else int(np.isin(found, train).sum())
+            digests = hashes.get((part.name, name))
+            copies = None if digests is None else len(digests) - len(np.unique(digests))
+            leaks = None if digests is None or name == "train" else int(np.isin(digests, train).sum())
             rows.append(
                 SplitStats(
                     part.name, name, split.n_documents, split.n_tokens, split.n_targets, part.bytes_per_token,

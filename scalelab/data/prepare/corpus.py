@@ -65,9 +65,8 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     with lock.hold_folder(out, "--out", request.take_over) as warning:
         is_new = not (out / "plan.json").exists()
         enter_folder(out, plan)
-        for note in filter(
-            None, [warning, *(note for part in parts for note in specs.part_notes(part, request.text_key))]
-        ):
+        part_notes = [note for part in parts for note in specs.part_notes(part, request.text_key)]
+        for note in filter(None, [warning, *part_notes]):
             progress({"note": note})
         try:
             index = _fill_folder(request, parts, given, work, progress, stop)
@@ -193,15 +192,7 @@ def _write_missing_units(
     """Write every unit that isn't there yet."""
     all_units = [unit for part in work.values() for unit in part]
     done = {unit.name for unit in all_units if units.is_written(job, unit)}
-    n = len(done)
-    facts: dict[str, Any] = {
-        "phase": "units",
-        "done": n,
-        "of": len(all_units),
-        "n_bytes": 0,
-        "n_tokens": 0,
-        "before": n,
-    }
+    facts: dict[str, Any] = {"phase": "units", "done": len(done), "of": len(all_units), "n_bytes": 0, "n_tokens": 0}
     progress(facts)
     todo = [unit for unit in all_units if unit.name not in done]
     workers = min(workers, max(len(todo), 1))
@@ -231,13 +222,8 @@ def _write_shards(
 ) -> None:
     """Write every shard that isn't there yet."""
     todo = [shard for shard in planned if merge.find_shard_entry(job, shard.name) is None]
-    facts: dict[str, Any] = {
-        "phase": "shards",
-        "done": len(planned) - len(todo),
-        "of": len(planned),
-        "n_bytes": 0,
-        "n_tokens": 0,
-    }
+    n_done = len(planned) - len(todo)
+    facts: dict[str, Any] = {"phase": "shards", "done": n_done, "of": len(planned), "n_bytes": 0, "n_tokens": 0}
     progress(facts)
     n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # a lower bound: a token takes at least one byte
     workers = min(workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1

@@ -31,15 +31,14 @@ def plan_index(
     planned: list[merge.PlannedShard] = []
     n_unknown = n_ids = 0
     for name in dict.fromkeys(part.name for part in parts):
-        same = [part for part in parts if part.name == name]  # a training and a validation source may share a name
-        unit_records = [(unit.name, _unit_record(job, unit)) for part in same for unit in work[part.key]]
+        namesakes = [part for part in parts if part.name == name]  # a training and a validation source may be
+        unit_records = [(unit.name, _unit_record(job, unit)) for part in namesakes for unit in work[part.key]]
         shards = merge.plan_shards(name, unit_records)
-        entries[name] = _part_entry(
-            same, [record for _, record in unit_records], shards, request, job.cuts.get(name, 0)
-        )
-        entries[name] |= {key: sum(counts[part.key][key] for part in same) for key in screen.COUNTS}
-        n_unknown += sum(record[split]["n_unknown"] for _, record in unit_records for split in SPLITS)
-        n_ids += sum(record[split]["n_tokens"] for _, record in unit_records for split in SPLITS)
+        contents = [record for _, record in unit_records]
+        entries[name] = _part_entry(namesakes, contents, shards, request, job.cuts.get(name, 0))
+        entries[name] |= {key: sum(counts[part.key][key] for part in namesakes) for key in screen.COUNTS}
+        n_unknown += sum(record[split]["n_unknown"] for record in contents for split in SPLITS)
+        n_ids += sum(record[split]["n_tokens"] for record in contents for split in SPLITS)
         planned += shards
     roundtrip.check_unknown_ids(n_unknown, n_ids, request.tokenizer, request.lossy)
     index = {

@@ -51,9 +51,11 @@ def make_job(
 
 def job_for_tokenizer(request: Request, tokenizer: Tokenizer, cuts: Mapping[str, int] | None = None) -> PrepareJob:
     """Make the job of a request without writing a file."""
-    options = request.text_key, request.skip_bad, request.val_fraction, request.split_seed
-    cut, template = dict(cuts or {}), load_requested_template(request, tokenizer)
-    return PrepareJob(request.out, tokenizer.entry, *options, cut, request.dedup == "near", template)
+    options = {key: getattr(request, key) for key in ("text_key", "skip_bad", "val_fraction", "split_seed")}
+    return PrepareJob(
+        request.out, tokenizer.entry, **options, cuts=dict(cuts or {}), signatures=request.dedup == "near",
+        template=load_requested_template(request, tokenizer),
+    )  # fmt: skip
 
 
 def sample_round_trip(
@@ -112,7 +114,7 @@ def smaller_pieces(
     smaller = {}
     for name, part in work.items():
         attempt = cuts.get(name, [0])[0]
-        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / "screened.json").is_file():
+        if not part or part[0].split or attempt >= len(splits.PIECES) or (job.units / units.SCREENED).is_file():
             continue
         unit_records = [units.read_record(job.units / unit.name) for unit in part]
         share = part_share(unit_records, job.val_fraction)

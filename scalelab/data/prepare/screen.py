@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.prepare import near, specs
-from scalelab.data.prepare.units import DOCUMENT_DTYPE, SPLITS, PrepareJob, load_job_tokenizer, read_record
+from scalelab.data.prepare.units import DOCUMENT_DTYPE, SCREENED, SPLITS, PrepareJob, load_job_tokenizer, read_record
 from scalelab.data.tokenizers import chat
 from scalelab.record import records
 from scalelab.record.jsonfiles import WHOLE
@@ -42,7 +42,7 @@ def screen_documents(
     A copy is a document that occurred before in its split, in any part; a leak is a validation document that stands in
     the training text. Of copies in both splits the training one is left out; no document of a `--val-source` is.
     """
-    path = job.units / "screened.json"
+    path = job.units / SCREENED
     if path.is_file():
         facts: dict[str, dict[str, int]] = records.read_json(path, SCREENED_SCHEMA)
         return facts
@@ -57,28 +57,28 @@ def screen_documents(
     for each in stretches["val"]:
         if each.unit.split:
             keep["val"][each.start : each.stop] = True  # exactly the user's documents
-    equal = {split: kept.copy() for split, kept in keep.items()}
+    keep_exact = {split: mask.copy() for split, mask in keep.items()}
     matched_val = np.zeros(len(hashes["train"]), bool)
     if dedup == "near":
         matched_val = _leave_out_near(job, stretches, keep)
     for split in SPLITS:
         for each in stretches[split]:
-            part, here = counts[_key(each.unit)], slice(each.start, each.stop)
+            part, here = counts[_part_key(each.unit)], slice(each.start, each.stop)
             part["duplicates"] += int(np.sum(~firsts[split][here]))
             if split == "val":
                 part["leaks"] += int(np.sum(leaked[here]))
             else:
                 part["near_leaks"] += int(np.sum(matched_val[here]))
             if dedup:
-                part["dropped"] += int(np.sum(~equal[split][here]))
-                part["near_dropped"] += int(np.sum(equal[split][here] & ~keep[split][here]))
+                part["dropped"] += int(np.sum(~keep_exact[split][here]))
+                part["near_dropped"] += int(np.sum(keep_exact[split][here] & ~keep[split][here]))
     if dedup:
         _rewrite_units(job, stretches, keep)
     records.write_json(path, counts)
     return counts
 
 
-def _key(unit: specs.WorkUnit) -> str:
+def _part_key(unit: specs.WorkUnit) -> str:
     return unit.name.rpartition("-")[0]
 
 
@@ -114,11 +114,12 @@ def _first_places(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def _is_among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Whether each value is one of `ordered`."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    found: np.ndarray = ordered[places] == values
-    return found
+    is_there: np.ndarray = ordered[places] == values
+    return is_there
 
 
 def _leave_out_near(
@@ -164,6 +165,7 @@ def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], 
             record[split] |= _filter_split(job, name, draft, split, mask)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
         records.fsync(draft / "record.json")
+        (draft / SCREENED).touch()
         shutil.rmtree(final)  # a kill here loses the unit, and the same command reads it again
         os.rename(draft, final)
 

@@ -27,10 +27,11 @@ from scalelab.data.shards import MASKED_DTYPE
 from scalelab.data.tokenizers import chat, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
+from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, TEXT, WHOLE
-from scalelab.record.records import fsync, read_json
 
 SPLITS = ("train", "val")
+SCREENED = "screened.json"  # in .units/: counts of copies, once all are left out; in a unit: copies of it are left out
 _SPLIT_SCHEMA = {
     "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "n_unknown": WHOLE, "n_targets?": WHOLE,
     "sha256": {"*": TEXT},
@@ -54,9 +55,7 @@ class PrepareJob:
     skip_bad: bool
     val_fraction: float
     split_seed: int
-    cuts: Mapping[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # size in bytes of the pieces of a part's documents
+    cuts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # part: bytes of its documents' pieces
     signatures: bool = False
     template: chat.ChatTemplate | None = None
 
@@ -120,6 +119,7 @@ class DocumentStream:
             self.flush()
 
     def flush(self) -> None:
+        """Write the documents held in memory to the files."""
         tokens = np.concatenate(self.tokens) if self.tokens else np.empty(0, self.dtype)
         arrays = {
             "tokens": tokens,
@@ -163,8 +163,8 @@ def write_unit(
     try:
         record = _fill(draft, unit, job, tokenizer, stop)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
-        fsync(draft / "record.json")
-        fsync(draft)
+        records.fsync(draft / "record.json")
+        records.fsync(draft)
         os.rename(draft, final)
     except OSError as error:
         raise WorkFailed(
@@ -176,16 +176,21 @@ def write_unit(
 
 
 def is_written(job: PrepareJob, unit: specs.WorkUnit) -> bool:
-    """Whether a unit is there; one without its documents' hashes, which an older version wrote, is removed."""
+    """Whether a unit is there. One without its documents' hashes, which an older version wrote, is removed.
+
+    So is one whose copies were left out by a process that was killed before it had counted all of them.
+    """
     folder = job.units / unit.name
-    if folder.is_dir() and not all((folder / f"{split}.documents").is_file() for split in SPLITS):
+    is_old = not all((folder / f"{split}.documents").is_file() for split in SPLITS)
+    is_half_screened = (folder / SCREENED).is_file() and not (job.units / SCREENED).is_file()
+    if folder.is_dir() and (is_old or is_half_screened):
         shutil.rmtree(folder)
     return folder.is_dir()
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
     """Read the record of a written unit. BadInput if it is damaged."""
-    record: dict[str, Any] = read_json(folder / "record.json", RECORD_SCHEMA)
+    record: dict[str, Any] = records.read_json(folder / "record.json", RECORD_SCHEMA)
     return record
 
 

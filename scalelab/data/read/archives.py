@@ -32,17 +32,8 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.tables import webdataset
 from scalelab.errors import BadInput
 
-NON_TEXT_ENDINGS = (
-    ".parquet",
-    ".bin",
-    ".idx",
-    ".npy",
-    ".arrow",
-    ".tar",
-    ".zip",
-    *PACKED_TARS,
-    *PACKED_ENDINGS,
-)  # refused inside an archive
+# Refused inside an archive.
+NON_TEXT_ENDINGS = (".parquet", ".bin", ".idx", ".npy", ".arrow", ".tar", ".zip", *PACKED_TARS, *PACKED_ENDINGS)
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 MOST_DEFLATE_TIMES = 1032  # a match of 258 bytes takes at least 2 bits (RFC 1951)
 
@@ -66,7 +57,7 @@ def tar_samples(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarray]:
 def _whole_member(content: Any, where: str) -> bytes:
     whole: bytes = content.read(MAX_DOCUMENT_BYTES + 1)
     if len(whole) > MAX_DOCUMENT_BYTES:
-        raise BadInput(f"{where}: a member longer than {MAX_DOCUMENT_BYTES} bytes is no document")
+        raise BadInput(f"{where}: a member longer than {MAX_DOCUMENT_BYTES} bytes is not a document")
     return whole
 
 

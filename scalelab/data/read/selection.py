@@ -62,7 +62,7 @@ class Selection(NamedTuple):
 
     def describe(self) -> str:
         """The canonical text of a selection; "" if all documents under --text-key are taken."""
-        sample = [f"sample={self.sample:g}:{self.seed}"] if self.sample < 1 else []
+        sample = [f"sample={self.sample}:{self.seed}"] if self.sample < 1 else []
         conditions = "&".join([*map(str, self.filters), *sample])
         return (f"#{self.key}" if self.key else "") + (f"?{conditions}" if conditions else "")
 
@@ -93,7 +93,8 @@ def split_spec(spec: str) -> tuple[str, Selection]:
 
 def _parse_selection(spec: str, key: str, text: str) -> Selection:
     filters: list[Filter] = []
-    sample, seed, faults = 1.0, 0, list[str]()
+    samples: list[tuple[float, int]] = []
+    faults: list[str] = []
     for part in filter(None, text.split("&")):
         match = FILTER.fullmatch(part)
         if match is None:
@@ -103,15 +104,17 @@ def _parse_selection(spec: str, key: str, text: str) -> Selection:
             if fraction is None or not 0 < float(fraction[1]) <= 1:
                 faults.append(f"{part!r} is not a share between 0 and 1 with an optional seed, as in sample=0.1:7")
             else:
-                sample, seed = float(fraction[1]), int(fraction[2] or 0)
+                samples.append((float(fraction[1]), int(fraction[2] or 0)))
         else:
             one = Filter(match["key"], match["sign"], tuple(match["values"].split("|")))
             if len(one.values) > 1 and one.sign not in ("=", "==", "!="):
                 faults.append(f"{part!r} compares with {len(one.values)} values; only = and != take several")
             filters.append(one)
+    if samples[1:]:
+        faults.append(f"sample= stands there {len(samples)} times: which share?")
     if faults:
         raise BadInput(f"--source={spec}: {'; '.join(faults)}")
-    return Selection(key, tuple(filters), sample, seed)
+    return Selection(key, tuple(filters), *(samples[0] if samples else ()))
 
 
 def find_field(record: Any, key: str) -> Any:

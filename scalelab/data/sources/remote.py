@@ -80,15 +80,11 @@ def _from_hub(address: str) -> list[RemoteFile]:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise BadInput(f"--source={address}: {_first_line(error)} (a private one needs HF_TOKEN)") from error
     except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, OSError) as error:
-        raise WorkFailed(
-            f"--source={address} can't be fetched: {_first_line(error)}; the same command goes on"
-        ) from error
+        raise _unreachable(address, error) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
             raise
-        raise WorkFailed(
-            f"--source={address} can't be fetched: {_first_line(error)}; the same command goes on"
-        ) from error
+        raise _unreachable(address, error) from error
 
 
 def _hub() -> tuple[Any, Any]:
@@ -121,7 +117,11 @@ def _from_server(address: str) -> RemoteFile:
     except ImportError:
         raise needs_package("a source https://", "huggingface-hub") from None
     root = pathlib.Path(os.path.expanduser(os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab")) / "remote"
-    name = re.sub(r"[^\w.-]", "_", urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2]))
+    try:
+        place = urllib.parse.urlsplit(address).path
+    except ValueError as error:
+        raise BadInput(f"--source={address} is not an address: {error}") from error
+    name = re.sub(r"[^\w.-]", "_", urllib.parse.unquote(place.rpartition("/")[2]))
     if not name.strip("._"):
         raise BadInput(f"--source={address} ends in no file's name, which would tell its format")
     try:
@@ -129,16 +129,14 @@ def _from_server(address: str) -> RemoteFile:
             if answer.status_code >= 400:
                 kind = BadInput if answer.status_code < 500 else WorkFailed
                 raise kind(f"--source={address}: the server answers {answer.status_code} {answer.reason_phrase}")
-            return _kept(root, name, address, answer)
+            return _save_answer(root, name, address, answer)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise WorkFailed(
-            f"--source={address} can't be fetched: {_first_line(error)}; the same command goes on"
-        ) from error
+        raise _unreachable(address, error) from error
     except OSError as error:
         raise WorkFailed(f"{root} can't be written: {error.strerror or error}") from error
 
 
-def _kept(root: pathlib.Path, name: str, address: str, answer: Any) -> RemoteFile:
+def _save_answer(root: pathlib.Path, name: str, address: str, answer: Any) -> RemoteFile:
     """The file of an answer, from the cache if it has the server's mark; its body is read only otherwise."""
     mark = answer.headers.get("etag") or answer.headers.get("last-modified") or ""
     size = answer.headers.get("content-length", "") if "content-encoding" not in answer.headers else ""
@@ -165,6 +163,10 @@ def _kept(root: pathlib.Path, name: str, address: str, answer: Any) -> RemoteFil
             draft.unlink(missing_ok=True)
         mark = mark or digest.hexdigest()
     return RemoteFile(str(path), f"{address} {mark}")
+
+
+def _unreachable(address: str, error: Exception) -> WorkFailed:
+    return WorkFailed(f"--source={address} can't be fetched: {_first_line(error)}; the same command goes on")
 
 
 def _first_line(error: Exception) -> str:

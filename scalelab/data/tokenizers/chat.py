@@ -26,7 +26,7 @@ from scalelab.errors import BadInput, needs_package
 from scalelab.untrusted.documents import parse_json, read_document
 from scalelab.untrusted.files import read_bytes
 
-MASKED = -2  # id i is stored as MASKED - i if it is no target; -1 is padding
+MASKED = -2  # id i is stored as MASKED - i if it is not a target; -1 is padding
 BEGIN, END = "\ue0f0", "\ue0f1"  # private characters around the assistant's turns, removed again
 MOST_TEMPLATE_BYTES = 2**20
 MOST_CHAT_LETTERS = 2**26  # of one rendered chat
@@ -62,7 +62,7 @@ def find_template(tokenizer: pathlib.Path, given: str) -> ChatTemplate:
     path = pathlib.Path(given).expanduser() if given else tokenizer.with_name("chat_template.jinja")
     if given and not path.is_file():
         raise BadInput(f"--chat={given}: no such file; --chat alone takes the template beside the tokenizer's file")
-    text = read_bytes(path, MOST_TEMPLATE_BYTES, follow=True).decode() if path.is_file() else _stated_template(config)
+    text = _read_text(path) if path.is_file() else _stated_template(config)
     if not text:
         raise BadInput(
             f"--chat: neither {path.name} nor a chat_template in {beside.name} stands beside {tokenizer}; --chat=FILE"
@@ -70,6 +70,13 @@ def find_template(tokenizer: pathlib.Path, given: str) -> ChatTemplate:
     template = ChatTemplate(text, _special_tokens(config))
     _compile(template.text, str(path if path.is_file() else beside))
     return template
+
+
+def _read_text(path: pathlib.Path) -> str:
+    try:
+        return read_bytes(path, MOST_TEMPLATE_BYTES, follow=True).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read as a chat template: {error}") from error
 
 
 def _read_config(path: pathlib.Path) -> dict[str, Any]:

@@ -95,9 +95,9 @@ def keep_activations(
     return logits_BSV, dict(_by_module(written[KEPT], ""))
 
 
-def _by_module(kept: Mapping[str, Any], path: str) -> Iterator[tuple[str, jax.Array]]:
+def _by_module(outputs: Mapping[str, Any], path: str) -> Iterator[tuple[str, jax.Array]]:
     """(path, the first array that the call returned) of each module; the block's own is the stream."""
-    for name, value in kept.items():
+    for name, value in outputs.items():
         if isinstance(value, Mapping):
             yield from _by_module(value, f"{path}/{name}".lstrip("/"))
         elif name == CALL and (arrays := jax.tree.leaves(value)):

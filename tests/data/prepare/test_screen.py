@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from scalelab.data.dataset import open_dataset
-from scalelab.data.prepare import corpus, specs, units
+from scalelab.data.prepare import corpus, merge, screen, specs, units
 from scalelab.data.prepare.request import Request
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
@@ -62,20 +62,26 @@ def test_dedup_keeps_the_first_of_copies_and_all_of_a_validation_set(tmp_path, s
     assert split["split"]["bytes"] == pytest.approx(len("".join(val).encode()) / len("".join(TEXTS).encode()))
 
 
-def test_stopped_anywhere_dedup_ends_with_the_same_bytes(tmp_path, sources, monkeypatch):
+# The call after which the process ends: within the first unit with copies, with this unit written, within the shards.
+@pytest.mark.parametrize(
+    "room, name, call", [(screen, "_filter_split", 1), (screen, "_filter_split", 3), (merge, "write_shard", 1)]
+)
+@pytest.mark.parametrize("dedup", ["exact", "near"])
+def test_stopped_anywhere_dedup_ends_with_the_same_bytes_and_counts(
+    tmp_path, sources, monkeypatch, room, name, call, dedup
+):
+    if dedup == "near":
+        pytest.importorskip("datasketch", reason="scalelab[dedup] is not installed")
     monkeypatch.setattr(specs, "UNIT_BYTES", (1500, 1500))
     web, held = sources
-    prepare(tmp_path / "whole", web, val_sources=[held], dedup="exact")
-    from scalelab.data.prepare import merge, screen
-
-    for number, (room, name) in enumerate([(screen, "_filter_split"), (merge, "write_shard")]):
-        out, calls, work = tmp_path / f"out{number}", itertools.count(), getattr(room, name)
-        with monkeypatch.context() as patched:
-            patched.setattr(room, name, lambda *a, calls=calls, work=work: 1 / 0 if next(calls) == 1 else work(*a))
-            with pytest.raises(ZeroDivisionError):
-                prepare(out, web, val_sources=[held], dedup="exact")
-        again = prepare(out, web, val_sources=[held], dedup="exact")
-        assert stored(out) == stored(tmp_path / "whole") and again["web"]["dropped"] == 27
+    whole = prepare(tmp_path / "whole", web, val_sources=[held], dedup=dedup)
+    calls, work = itertools.count(), getattr(room, name)
+    with monkeypatch.context() as patched:
+        patched.setattr(room, name, lambda *a: 1 / 0 if next(calls) == call else work(*a))
+        with pytest.raises(ZeroDivisionError):
+            prepare(tmp_path / "out", web, val_sources=[held], dedup=dedup)
+    assert prepare(tmp_path / "out", web, val_sources=[held], dedup=dedup) == whole
+    assert stored(tmp_path / "out") == stored(tmp_path / "whole") and whole["web"]["dropped"] == 27
 
 
 def test_units_of_an_older_version_are_written_again(tmp_path, sources):

@@ -129,6 +129,7 @@ def test_what_is_not_there_is_refused_in_one_line(server):
         "hf://datasets/ann/docs": r"did you mean hf://datasets/ann/docs/\*\*/\*.jsonl\?",
         "hf://ann/docs/a.jsonl": r"is not hf://datasets/OWNER/NAME",
         "hf://datasets/ann/other/a.jsonl": "HF_TOKEN",
+        "https://[h/a.jsonl": "is not an address: Invalid IPv6 URL",
         "s3://bucket/a.jsonl": "s3:// is not read; https:// and hf:// are",
     }.items():
         with pytest.raises(BadInput, match=message) as refusal:

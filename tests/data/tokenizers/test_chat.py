@@ -82,6 +82,9 @@ def test_the_template_is_found_where_tokenizers_keep_it(tmp_path):
         BadInput, match=r"--chat: neither chat_template.jinja nor a chat_template in tokenizer_config.json"
     ):
         chat.find_template(path, "")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{")
+    with pytest.raises(BadInput, match=r"chat_template.jinja can't be read as a chat template: .*0xff"):
+        chat.find_template(path, "")
 
 
 def chats(tmp_path, n=40):

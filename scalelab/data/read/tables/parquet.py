@@ -11,7 +11,7 @@ from scalelab.errors import BadInput
 
 
 def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
-    """Split into runs of row groups of about `unit_bytes` (packed), with their sizes."""
+    """Split into runs of row groups of about `unit_bytes` (unpacked), with their sizes."""
     file = _open(path)
     columns.check_columns(file.schema_arrow, path, reading)
     facts = file.metadata

@@ -19,26 +19,9 @@ from scalelab.errors import BadInput
 
 SAMPLES_LOOKED_AT = 8
 SAMPLE_ENDINGS = {
-    *(
-        "txt",
-        "json",
-        "cls",
-        "id",
-        "jpg",
-        "jpeg",
-        "png",
-        "webp",
-        "npy",
-        "npz",
-        "pth",
-        "pyd",
-        "mp3",
-        "wav",
-        "flac",
-        "mp4",
-    ),
-    *("ogg", "m4a", "html", "md", "transcript", "text"),
-}
+    *("txt", "text", "md", "html", "transcript", "json", "cls", "id", "npy", "npz", "pth", "pyd"),
+    *("jpg", "jpeg", "png", "webp", "mp3", "wav", "flac", "mp4", "ogg", "m4a"),
+}  # fmt: skip
 
 Member = tuple[str, Callable[[], bytes]]  # name, and a function that reads the content
 

@@ -6,7 +6,7 @@ RUN/profile/memory.prof                           memory of the devices after th
 
 import contextlib
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ class Profiler:
         return [first - 1] if step < first - 1 else [step + 1] if step < last else []
 
     @contextlib.contextmanager
-    def around(self, step: int) -> Any:
+    def around(self, step: int) -> Iterator[None]:
         """Surround the dispatch of the steps after `step`: starts the trace, and marks the step in it."""
         if not self.window or step + 1 < self.window[0]:
             yield
