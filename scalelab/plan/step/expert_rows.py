@@ -155,7 +155,11 @@ def reached_parts(shape: ModelShape, parts: int) -> float:
 
 
 def _expected_parts(n: int, k: int, parts: int) -> float:
-    """Parts of n things that hold one of k drawn ones at least: parts (1 - C(n - n / parts, k) / C(n, k))."""
+    """Parts of n things that hold one of k drawn ones at least: parts (1 - C(n - n / parts, k) / C(n, k)).
+
+    Of more parts than things n hold one thing each.
+    """
+    parts = min(parts, n)
     within = n // parts
     missed = math.comb(n - within, k) / math.comb(n, k) if n - within >= k else 0.0
     return parts * (1 - missed)
