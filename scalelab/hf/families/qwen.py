@@ -34,7 +34,7 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     count, first = check_layer_count(values), content.get("max_window_layers", WINDOW_FROM)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise BadInput(f"max_window_layers={repr(first)[:40]} is not a number of layers from 0")
-    window = content.get("sliding_window", 4096) if content.get("use_sliding_window") else None
+    window = content.get("sliding_window", 4096) if options.read_flag(content, "use_sliding_window") else None
     absent = [SLIDING if window is not None and layer >= first else FULL for layer in range(count)]
     if FULL in absent and SLIDING in absent and content.get("layer_types") is None:
         raise BadInput(
