@@ -10,6 +10,7 @@ from scalelab.hf import options
 from scalelab.hf.families.llama import (
     ATTENTION,
     EMBEDDING,
+    KEYS_WITHOUT_BIAS,
     LLAMA,
     MLP,
     NORMS_AND_HEAD,
@@ -47,7 +48,7 @@ QWEN2 = dataclasses.replace(
     LLAMA,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
+    keys=KEYS_WITHOUT_BIAS,
     absent=LLAMA.absent | {"max_position_embeddings": 32_768},
     ours=OURS | {"bias": False, "qkv_bias": True},
     tensors=(EMBEDDING, *weights(ATTENTION | MLP), *QKV_BIASES, *NORMS_AND_HEAD),

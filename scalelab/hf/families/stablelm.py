@@ -8,7 +8,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
 from scalelab.hf.families.llama import ATTENTION, EMBEDDING, LAYER, LLAMA, MLP, OURS, QKV_BIASES, weights, whole_heads
-from scalelab.hf.places import TensorRow
+from scalelab.hf.places import TensorRow, layer_norms
 
 SHARE = "partial_rotary_factor"  # 1/4 where config.json has none
 _NORMS = {
@@ -53,8 +53,7 @@ STABLELM = dataclasses.replace(
         EMBEDDING,
         *weights(ATTENTION | MLP),
         *QKV_BIASES,
-        *(TensorRow(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
-        *(TensorRow(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
+        *layer_norms(_NORMS),
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
     told=(*options.ROPE_KEYS, "block"),
