@@ -15,6 +15,7 @@ from scalelab.plan.step import links
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
+from scalelab.precision.policy import POLICIES, array_dtype
 
 
 def useful_rows(static: Static) -> float:
@@ -90,6 +91,12 @@ def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     if traits.sends != "copies":
         copies = reached_parts(static.model, static.layout.expert)
     return fullest_device_share(static).tokens * copies
+
+
+def row_bytes(static: Static) -> tuple[int, int]:
+    """(bytes of a sent row of d_model, of the numbers and weights of its experts beside it, in fp32)."""
+    shape = static.model
+    return array_dtype(POLICIES[static.precision].compute).itemsize * shape.d_model, 4 * 2 * shape.experts_per_token
 
 
 def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
