@@ -23,8 +23,6 @@ from scalelab.hf.write import find_format
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 
-VARIANTS = ("_dense",)  # endings of names of folders, behind the family's
-
 
 def measure_families() -> list[dict]:
     """A row for each family: the largest differences and the largest logit of its models."""
@@ -41,19 +39,18 @@ def measure_families() -> list[dict]:
         shape = examples.shape(name)
         compare(find_format(shape, examples.family(name)).name, "out", shape, examples.params(shape), answers[name])
     for folder in sorted(HERE.glob("their_*")):
-        source, name = read.examine_folder(folder), folder.name.removeprefix("their_")
-        family = next(name.removesuffix(end) for end in VARIANTS if name.endswith(end) or end == VARIANTS[-1])
+        source = read.examine_folder(folder)
         shape = config_lib.static(source.config).model
-        compare(family, "in", shape, read.load_params(source), answers[folder.name])
+        compare(source.form.name, "in", shape, read.load_params(source), answers[folder.name])
     return [_make_row(family, differences[family]) for family in FORMATS if family in differences]
 
 
 def _make_row(family: str, ways: dict[str, list[tuple[float, float]]]) -> dict:
     row: dict = {"family": family}
     for way in ("out", "in"):
-        found = ways.get(way, [])
-        row |= {way: float(f"{max(d for d, _ in found):.1e}") if found else None, f"models_{way}": len(found)}
-    return row | {"largest_logit": round(float(max(size for found in ways.values() for _, size in found)), 1)}
+        pairs = ways.get(way, [])
+        row |= {way: float(f"{max(d for d, _ in pairs):.1e}") if pairs else None, f"models_{way}": len(pairs)}
+    return row | {"largest_logit": round(float(max(size for pairs in ways.values() for _, size in pairs)), 1)}
 
 
 def main(argv: list[str]) -> int:

@@ -24,6 +24,7 @@ inputs = tokenizer("a text", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, do_sample=False)[0]))
 ```
 """
+BEGINS = "\nThe tokenizer puts the token that ends a document in front of a text, as a document began in training.\n"
 
 
 class CardFacts(NamedTuple):
@@ -46,12 +47,9 @@ def write_card(form: Format, shape: ModelShape, facts: CardFacts, begins: bool, 
     if imported.get("format"):
         parts.append(f"The weights began as a {imported['format']} of another author.\n")
     parts += [_table("Scores", _score_rows(facts))] if facts.scores else []
-    parts.append(USE + (_BEGINS if begins else ""))
+    parts.append(USE + (BEGINS if begins else ""))
     parts.append(_table("Origin", _origin_rows(facts)))
     return "\n".join(part for part in parts if part)
-
-
-_BEGINS = "\nThe tokenizer puts the token that ends a document in front of a text, as a document began in training.\n"
 
 
 def _table(title: str, rows: Mapping[str, Any]) -> str:

@@ -52,7 +52,8 @@ def window_from_hf(
     """Read WINDOW_KEYS of a model whose `window` is this (None: there is none); `absent`: layer_types where it is."""
     kinds = content.get("layer_types")
     kinds = list(absent) if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) != values["n_layers"] or not {FULL, SLIDING}.issuperset(kinds):
+    known = isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds)
+    if not known or len(kinds) != values["n_layers"]:
         raise BadInput(
             f"layer_types={repr(kinds)[:60]} is not a list of {values['n_layers']} times {FULL!r} or {SLIDING!r}"
         )

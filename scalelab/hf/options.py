@@ -121,6 +121,14 @@ def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dic
     return {}
 
 
+def read_flag(content: Mapping[str, Any], name: str) -> bool:
+    """Read a truth value: false if the key is absent or null."""
+    value = content.get(name)
+    if not isinstance(value, bool | None):
+        raise BadInput(f"{name}={repr(value)[:40]} is not true or false")
+    return bool(value)
+
+
 def parse_window(content: Mapping[str, Any]) -> dict[str, Any]:
     """Read Mistral's window of all layers: 4096 tokens if the key is absent, no window if it is null."""
     value = content.get("sliding_window", 4096)

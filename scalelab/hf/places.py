@@ -35,6 +35,12 @@ class TensorRow:
     exact: bool = False  # fp32 in a file of any dtype
 
 
+def layer_norms(names: Mapping[str, str]) -> tuple[TensorRow, ...]:
+    """Rows of the gains and biases of LayerNorms: {name in theirs: layer in ours}."""
+    leaves = (("weight", "g"), ("bias", "b"))
+    return tuple(TensorRow(f"{a}.{kind}", (f"{b}.{leaf}",)) for kind, leaf in leaves for a, b in names.items())
+
+
 class Table(Protocol):
     """What of a format places its tensors."""
 

@@ -256,6 +256,41 @@ def test_a_config_that_means_another_model_or_none_is_refused(llama, case):
     refused(llama, "config.json", *expected) if case != "one layer less" else refused(llama, *expected)
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+FAMILY_CONFIGS = {
+    "an unknown key": ("mistral", {"mystery": 2.0}, "mystery=2.0: mistral as known here has no such key"),
+    "no names of kinds": ("olmo3", {"layer_types": [{}] * 5}, "layer_types=[{}, {}, {}, {}, {}] is not a list of 5"),
+    "no period": ("olmo3", {"layer_types": [FULL, SLIDING, FULL, FULL, SLIDING]}, "differ without a period"),
+    "some windows": (
+        "qwen2",
+        {"layer_types": ..., "max_window_layers": 1},
+        "max_window_layers=1 of 2 layers: read are windows of all layers",
+    ),
+    "a word": ("qwen2", {"use_sliding_window": "no"}, "use_sliding_window='no' is not true or false"),
+    "no flags of layers": ("smollm3", {"no_rope_layers": [[1]] * 4}, "is not a list of 4 times 0 or 1"),
+    "another word": (
+        "stablelm",
+        {"use_parallel_residual": "false"},
+        "use_parallel_residual='false' is not true or false",
+    ),
+    "a share of a head": ("stablelm", {"partial_rotary_factor": 0.25}, "partial_rotary_factor=0.25: only 1.0"),
+    "no logits": ("granite", {"logits_scaling": 0}, "logits_scaling=0 is not a number from 1e-9"),
+    "longrope": (
+        "phi3",
+        {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "transformers reads none but longrope",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAMILY_CONFIGS)
+def test_a_config_of_a_family_that_means_another_model_is_refused(tmp_path, case):
+    family, changes, expected = FAMILY_CONFIGS[case]
+    folder = shutil.copytree(HERE / f"their_{family}", tmp_path / "hf")
+    edit(folder, **changes)
+    refused(folder, "config.json", expected)
+
+
 NORM = "model.norm.weight"
 TENSORS = {
     "missing": (lambda old: {k: v for k, v in old.items() if k != NORM}, "lacks the tensor 'model.norm.weight'"),

@@ -15,6 +15,7 @@ from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.step import device_share
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import train_step
@@ -31,7 +32,7 @@ def saved_bytes(static, mesh):
     n_bytes = sum(x.addressable_shards[0].data.nbytes for x in arrays)
     return {
         "kept": n_bytes,
-        "predicted": saved_activations.count_saved_activations(static).bytes(saved_activations.rows_per_device(static)),
+        "predicted": saved_activations.count_saved_activations(static).bytes(device_share.rows_per_device(static)),
     }
 
 

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019) in the layout of `GPT2LMHeadModel`: ins x outs, with q, k and v fused side by side."""
 
 from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format
-from scalelab.hf.places import TensorRow
+from scalelab.hf.places import TensorRow, layer_norms
 
 _LAYER = "transformer.h.{}."
 _PROJECTIONS = {
@@ -62,8 +62,7 @@ GPT2 = Format(
             for theirs, ours in _PROJECTIONS.items()
             for kind, leaf in (("weight", "w"), ("bias", "b"))
         ),
-        *(TensorRow(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
-        *(TensorRow(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
+        *layer_norms(_NORMS),
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".attn.bias", ".attn.masked_bias"),

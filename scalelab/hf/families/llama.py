@@ -82,11 +82,12 @@ LLAMA = Format(
     read=lambda content, values: options.rope_from_hf(content, values["seq_len"]),
 )
 
+KEYS_WITHOUT_BIAS = {ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"}
 MISTRAL = dataclasses.replace(
     LLAMA,
     name="mistral",
     architecture="MistralForCausalLM",
-    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
+    keys=KEYS_WITHOUT_BIAS,
     absent=LLAMA.absent | {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
     ours=OURS | {"bias": False, "global_every": 0},
     told=(*options.ROPE_KEYS, "window"),

@@ -7,7 +7,16 @@ from typing import Any
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
-from scalelab.hf.families.llama import EMBEDDING, LAYER, LLAMA, NORMS_AND_HEAD, OURS, weights, whole_heads
+from scalelab.hf.families.llama import (
+    EMBEDDING,
+    KEYS_WITHOUT_BIAS,
+    LAYER,
+    LLAMA,
+    NORMS_AND_HEAD,
+    OURS,
+    weights,
+    whole_heads,
+)
 from scalelab.hf.places import TensorRow
 
 ORIGINAL = options.ORIGINAL_LENGTH_KEY  # of longrope, whose lists of factors are not read
@@ -15,7 +24,7 @@ ORIGINAL = options.ORIGINAL_LENGTH_KEY  # of longrope, whose lists of factors ar
 
 def _limits(shape: ModelShape) -> dict[str, Any]:
     """Values required of this shape: RoPE as it is, for transformers knows no scaling here but longrope."""
-    return whole_heads(shape) | {"rope_scaling": "none", "rope_factor": shape.rope_factor, "global_every": 0}
+    return whole_heads(shape) | {"rope_scaling": "none"}
 
 
 def _write(shape: ModelShape) -> dict[str, Any]:
@@ -34,9 +43,9 @@ PHI3 = dataclasses.replace(
     LLAMA,
     name="phi3",
     architecture="Phi3ForCausalLM",
-    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
+    keys=KEYS_WITHOUT_BIAS,
     absent=LLAMA.absent | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
-    ours=OURS | {"bias": False},
+    ours=OURS | {"bias": False, "global_every": 0},
     theirs=LLAMA.theirs | {"partial_rotary_factor": 1.0},
     limits=_limits,
     tensors=(

@@ -10,6 +10,7 @@ from scalelab.hf import options
 from scalelab.hf.families.llama import (
     ATTENTION,
     EMBEDDING,
+    KEYS_WITHOUT_BIAS,
     LLAMA,
     MLP,
     NORMS_AND_HEAD,
@@ -34,7 +35,7 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     count, first = check_layer_count(values), content.get("max_window_layers", WINDOW_FROM)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise BadInput(f"max_window_layers={repr(first)[:40]} is not a number of layers from 0")
-    window = content.get("sliding_window", 4096) if content.get("use_sliding_window") else None
+    window = content.get("sliding_window", 4096) if options.read_flag(content, "use_sliding_window") else None
     absent = [SLIDING if window is not None and layer >= first else FULL for layer in range(count)]
     if FULL in absent and SLIDING in absent and content.get("layer_types") is None:
         raise BadInput(
@@ -47,7 +48,7 @@ QWEN2 = dataclasses.replace(
     LLAMA,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
+    keys=KEYS_WITHOUT_BIAS,
     absent=LLAMA.absent | {"max_position_embeddings": 32_768},
     ours=OURS | {"bias": False, "qkv_bias": True},
     tensors=(EMBEDDING, *weights(ATTENTION | MLP), *QKV_BIASES, *NORMS_AND_HEAD),

@@ -17,13 +17,9 @@ EVERY = 4  # no_rope_layer_interval where config.json has none
 def _write(shape: ModelShape) -> dict[str, Any]:
     has_rope = all_layer_flags(shape).has_rope
     listed = [1] * shape.n_layers if has_rope is None else [int(one) for one in has_rope]
-    # transformers takes the list; without an interval its own would be 4
-    interval = {"no_rope_layer_interval": shape.nope_every or shape.n_layers + 1}
-    return (
-        options.rope_to_hf(shape)
-        | {"no_rope_layers": listed, "layer_types": list_layer_types(shape), "sliding_window": None}
-        | interval
-    )
+    interval = shape.nope_every or shape.n_layers + 1  # transformers takes the list; without an interval its own is 4
+    layers = {"no_rope_layers": listed, "no_rope_layer_interval": interval, "layer_types": list_layer_types(shape)}
+    return options.rope_to_hf(shape) | layers
 
 
 def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,13 +30,12 @@ def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
             raise BadInput(f"no_rope_layer_interval={repr(interval)[:40]} is not a whole number from 1")
         listed = [int((layer + 1) % interval != 0) for layer in range(count)]
-    if not isinstance(listed, list) or len(listed) != count or not {0, 1}.issuperset(listed):
+    if not isinstance(listed, list) or len(listed) != count or not all(one in (0, 1) for one in listed):
         raise BadInput(f"no_rope_layers={repr(listed)[:60]} is not a list of {count} times 0 or 1")
     nope = {"nope_every": special_every([not one for one in listed], "no_rope_layers")}
-    window = {"window": window_from_hf(content, values, 1, [FULL] * count)["window"]}
-    if window["window"]:
+    if window_from_hf(content, values, 1, [FULL] * count)["window"]:
         raise BadInput("layer_types has layers with a window, and use_sliding_window is false: only full ones are read")
-    return options.rope_from_hf(content, values["seq_len"]) | nope | window
+    return options.rope_from_hf(content, values["seq_len"]) | nope
 
 
 SMOLLM3 = dataclasses.replace(

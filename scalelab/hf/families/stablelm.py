@@ -8,7 +8,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.hf import options
 from scalelab.hf.families.llama import ATTENTION, EMBEDDING, LAYER, LLAMA, MLP, OURS, QKV_BIASES, weights, whole_heads
-from scalelab.hf.places import TensorRow
+from scalelab.hf.places import TensorRow, layer_norms
 
 SHARE = "partial_rotary_factor"  # 1/4 where config.json has none
 _NORMS = {
@@ -25,10 +25,11 @@ def _write(shape: ModelShape) -> dict[str, Any]:
 
 def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     group = content.get("rope_parameters")
-    share = (group.get(SHARE) if isinstance(group, dict) else None) or content.get(SHARE, 0.25)
-    if share != 1.0:
-        raise BadInput(f"{SHARE}={repr(share)[:40]}: only 1.0 can be read, RoPE on all numbers of a head")
-    block = {"block": "parallel" if content.get("use_parallel_residual") else "sequential"}
+    given = [of[SHARE] for of in (content, group) if isinstance(of, dict) and of.get(SHARE) is not None]
+    for share in given or [0.25]:
+        if share != 1.0:
+            raise BadInput(f"{SHARE}={repr(share)[:40]}: only 1.0 can be read, RoPE on all numbers of a head")
+    block = {"block": "parallel" if options.read_flag(content, "use_parallel_residual") else "sequential"}
     return options.rope_from_hf(content, values["seq_len"]) | block
 
 
@@ -52,8 +53,7 @@ STABLELM = dataclasses.replace(
         EMBEDDING,
         *weights(ATTENTION | MLP),
         *QKV_BIASES,
-        *(TensorRow(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
-        *(TensorRow(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
+        *layer_norms(_NORMS),
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
     told=(*options.ROPE_KEYS, "block"),

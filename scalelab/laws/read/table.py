@@ -114,7 +114,9 @@ def _resolve_columns(
         if name not in header:
             hint = nearest_hint(name, map(shorten_text, header))
             if near := nearest_name(name, header):
-                hint += f" paste {option}={write_columns({**columns, field: column.replace(name, near)})}"
+                texts = (near.join(parts) for parts in (column.rsplit(name, 1), column.split(name, 1)))
+                renamed = next((text for text in texts if split_conversion(text, header)[0] == near), near)
+                hint += f" paste {option}={write_columns({**columns, field: renamed})}"
             raise BadInput(f"{option}: {table} has no column {name!r}{hint}")
 
     fitting = {

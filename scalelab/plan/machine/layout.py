@@ -70,8 +70,9 @@ def apply_mesh(
     notes: list[str] = []
     layout = static.layout
     if mesh is not None:
-        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | parse_mesh(mesh))
-        if layout.expert == 1 and "expert_buffer" not in parse_mesh(mesh):  # the config's is for the config's mesh
+        asked = parse_mesh(mesh)
+        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | asked)
+        if layout.expert == 1 and "expert_buffer" not in asked:  # the config's is for the config's mesh
             layout = dataclasses.replace(layout, expert_buffer=0.0)
         if devices is None and -1 in dataclasses.astuple(layout):
             raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")

@@ -58,11 +58,9 @@ def _exchanged_bytes(static: Static) -> int:
 
     Rows with their experts' numbers and weights (model/experts/exchange.py); of what goes back no backward reads any.
     """
-    shape, each = static.model, array_dtype(POLICIES[static.precision].compute).itemsize
     if static.layout.devices == 1:
         return 0
-    total = expert_rows.sent_rows(static) * (each * shape.d_model + 8 * shape.experts_per_token)
-    return math.ceil(total / sequences_per_device(static))
+    return math.ceil(expert_rows.sent_rows(static) * sum(expert_rows.row_bytes(static)) / sequences_per_device(static))
 
 
 def _routed_bytes(static: Static, routed: list[Product]) -> int:

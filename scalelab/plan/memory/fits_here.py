@@ -11,9 +11,10 @@ from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import megatron, saved_activations
+from scalelab.plan.memory import megatron
 from scalelab.plan.memory.memory import Memory, memory_on_backend
 from scalelab.plan.memory.search import nearest_fit
+from scalelab.plan.step.device_share import rows_per_device
 from scalelab.plan.step.efficiency import default_efficiency
 
 GIB = 2**30
@@ -82,5 +83,5 @@ def _rough_bytes(static: Static, trials: int) -> float:
     """Bytes, rather too many: Adam's 16 a parameter, split by nothing, and all that a GPT in fp32 would save."""
     s = static.model
     gpt = megatron.GptShape(s.n_layers, s.d_model, s.n_heads, s.vocab_size, s.seq_len)
-    activations = 4 * s.n_layers * megatron.layer_bytes(gpt, saved_activations.rows_per_device(static))
+    activations = 4 * s.n_layers * megatron.layer_bytes(gpt, rows_per_device(static))
     return 16 * trials * count.count_parameters(s)["total"] + activations

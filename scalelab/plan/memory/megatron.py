@@ -9,7 +9,7 @@ import math
 
 from scalelab.config import Static
 from scalelab.config.choices import pick
-from scalelab.plan.memory.saved_activations import rows_per_device
+from scalelab.plan.step.device_share import rows_per_device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations, megatron, saved_activations
 from scalelab.plan.step import expert_rows
+from scalelab.plan.step.device_share import rows_per_device
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, Capability
 from scalelab.train.step import state as state_lib
@@ -199,7 +200,7 @@ def _saved_bytes(
     count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: those that grow with the rows, and those that don't."""
-    layout, rows = static.layout, saved_activations.rows_per_device(static)
+    layout, rows = static.layout, rows_per_device(static)
     if layout.stage == 1:
         whole = count_saved(static)
         return rows * whole.row_bytes, whole.fixed_bytes
@@ -232,7 +233,7 @@ def _vocabulary_rows(static: Static) -> int:
 
 def _logits_bytes(static: Static, backend: str) -> int:
     """A chunk of logits and their gradient, fp32 (model/sums/cross_entropy.py)."""
-    tokens = saved_activations.rows_per_device(static) * math.ceil(static.model.seq_len / static.layout.context)
+    tokens = rows_per_device(static) * math.ceil(static.model.seq_len / static.layout.context)
     chunk = min(tokens, chunk_tokens(backend, static.model.d_model, _vocabulary_rows(static)))
     return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary_rows(static)
 
@@ -248,7 +249,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     and 2 gathered for the step are counted as `copies`.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
+    width, rows = array_dtype(policy.compute).itemsize, rows_per_device(static)
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
     matrices = [d for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack]
     weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)

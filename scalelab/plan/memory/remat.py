@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 CHEAPEST_FIRST = ("none", "dots", "full")
-HEADROOM = 0.12  # above the account's largest error below a compiled peak, 7 % (checks/results/compiled.md)
+HEADROOM = 0.12  # above the account's largest errors below a compiled peak, 7 and 11 % (checks/results/compiled.md)
 
 
 @dataclasses.dataclass(frozen=True)

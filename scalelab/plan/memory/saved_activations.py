@@ -107,9 +107,9 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
     hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
 
     def held(static: Static) -> float:
-        arrived, sorted_rows = expert_rows.device_buffers(static), expert_rows.held_rows(static, platform)
-        rows = arrived.peers * arrived.rows * (each * shape.d_model + 8 * shape.experts_per_token)
-        return rows + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
+        sorted_rows = expert_rows.held_rows(static, platform)
+        arrived = expert_rows.sent_rows(static) * sum(expert_rows.row_bytes(static))
+        return arrived + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
 
     apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
     more = held(static) - held(dataclasses.replace(static, layout=apart))
@@ -117,14 +117,8 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
 
 
 def _smallest_divisor(devices: int) -> int:
+    """The smallest number of devices above one that divides as many."""
     return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
-
-
-def rows_per_device(static: Static) -> int:
-    """Sequences of a micro-batch that a device holds, rounded up."""
-    layout = static.layout
-    each = layout.batch_parts * (layout.microbatches if layout.stage > 1 else 1)
-    return -(-static.global_batch // (static.accumulate * each))
 
 
 def _canonical_static(static: Static) -> Static:

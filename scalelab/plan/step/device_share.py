@@ -83,6 +83,13 @@ def sequences_per_device(static: Static) -> float:
     return fullest_device_share(static).tokens * static.layout.context / static.model.seq_len
 
 
+def rows_per_device(static: Static) -> int:
+    """Sequences of a micro-batch that a device holds, rounded up."""
+    layout = static.layout
+    each = layout.batch_parts * (layout.microbatches if layout.stage > 1 else 1)
+    return -(-static.global_batch // (static.accumulate * each))
+
+
 def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
     """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
     layers, whole = fullest_device_share(static).layers, static.model.n_layers

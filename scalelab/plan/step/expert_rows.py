@@ -15,6 +15,7 @@ from scalelab.plan.step import links
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
+from scalelab.precision.policy import POLICIES, array_dtype
 
 
 def useful_rows(static: Static) -> float:
@@ -92,6 +93,12 @@ def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     return fullest_device_share(static).tokens * copies
 
 
+def row_bytes(static: Static) -> tuple[int, int]:
+    """(bytes of a sent row of d_model, of the numbers and weights of its experts beside it, in fp32)."""
+    shape = static.model
+    return array_dtype(POLICIES[static.precision].compute).itemsize * shape.d_model, 4 * 2 * shape.experts_per_token
+
+
 def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
     """Whether our experts may have less room than rows, and send back how many experts each row lacks."""
     shape, buffers = static.model, device_buffers(static)
@@ -155,7 +162,11 @@ def reached_parts(shape: ModelShape, parts: int) -> float:
 
 
 def _expected_parts(n: int, k: int, parts: int) -> float:
-    """Parts of n things that hold one of k drawn ones at least: parts (1 - C(n - n / parts, k) / C(n, k))."""
+    """Parts of n things that hold one of k drawn ones at least: parts (1 - C(n - n / parts, k) / C(n, k)).
+
+    Of more parts than things n hold one thing each.
+    """
+    parts = min(parts, n)
     within = n // parts
     missed = math.comb(n - within, k) / math.comb(n, k) if n - within >= k else 0.0
     return parts * (1 - missed)

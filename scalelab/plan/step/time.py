@@ -169,7 +169,7 @@ def _step_parts(
     left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
     exposed = {axis: waited[axis] + left * hideable[axis] for axis in MESH_AXES}
     sends = exposed["stage"] - sum(took for move, took in durations if _is_between_steps(move))
-    rows = sum(took for move, took in durations if move.axis == EXPERT_AXIS and move.kind == "all-to-all")
+    rows = sum(took for move, took in durations if move.sends_rows)
     rows *= exposed[EXPERT_AXIS] / (waited[EXPERT_AXIS] + hideable[EXPERT_AXIS]) if rows else 0.0
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends + rows
     bubble_s = lost * ticking
@@ -186,7 +186,7 @@ def _step_parts(
 def _transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
     """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
     layout = static.layout
-    if move.axis == EXPERT_AXIS and move.kind == "all-to-all":
+    if move.sends_rows:
         return move.times * expert_rows.exchange_s(static, machine, move.whole_bytes, move.once_a_node, share)
     speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * share
     return move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
@@ -264,11 +264,9 @@ def _describe_experts(static: Static, machine: Machine, traits: SystemTraits) ->
     factor = expert_rows.row_factor(static, machine_platform(machine), traits)
     loads = f", the fullest device {traits.imbalance:g} times the mean, assumed" if static.layout.expert > 1 else ""
     lines = [f"experts: products multiply {factor:.3g} times the useful rows (blocks and buffers filled up{loads})"]
-    moves = [move for move in step_transfers(static, traits) if move.axis == EXPERT_AXIS and move.kind == "all-to-all"]
+    moves = [move for move in step_transfers(static, traits) if move.sends_rows]
     parts = [expert_rows.split_by_domain(static, machine, move.whole_bytes, move.once_a_node) for move in moves]
-    near, far = (
-        sum(move.times * part[i] for move, part in zip(moves, parts, strict=True)) / 1e9 for i in (0, 1)
-    )  # fmt: skip
+    near, far = (sum(move.times * part[i] for move, part in zip(moves, parts, strict=True)) / 1e9 for i in (0, 1))
     if moves:
         lines.append(
             f"experts: all-to-all of {near + far:,.4g} GB a device and step, of them {far:,.4g} GB over the network "

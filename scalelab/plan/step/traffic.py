@@ -22,6 +22,7 @@ from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind, params_in_slots
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import EXPERT_AXIS
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32
 
@@ -41,6 +42,11 @@ class Transfer:
     hidden: bool
     what: str
     once_a_node: bool = False
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether it is an exchange of experts' rows: all-to-all along `expert`."""
+        return self.axis == EXPERT_AXIS and self.kind == "all-to-all"
 
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
@@ -82,25 +88,15 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
     elements = of.tokens * shape.d_model
     # Only sums that something in the block's backward waits for are recomputed.
     sums = outs + again * min(outs, sum(p.recomputed for p in rows))
+    of_rows, of_head = 4 if shape.position == "learned" else width, summed if wide else width  # bytes
+    # model/experts/exchange.py: whole sequences, once they are back; no policy computes them again but a pipeline's
+    of_experts = bool(routed) * runs
+    sums_of_experts = of_experts * (1 + _resends(static, traits))
     ends = [
-        Transfer(
-            "tensor", "all-reduce", (4 if shape.position == "learned" else width) * elements, edges, False, "rows"
-        ),
-        Transfer(
-            "tensor", "all-reduce", (summed if wide else width) * elements, edges, False, "gradient of the head's input"
-        ),
-        # model/experts/exchange.py: whole sequences, once they are back; no policy computes them again but a pipeline's
-        Transfer(
-            "tensor",
-            "all-reduce",
-            summed * elements,
-            bool(routed) * runs * (1 + _resends(static, traits)),
-            False,
-            "experts' sums",
-        ),
-        Transfer(
-            "tensor", "all-reduce", returned * elements, bool(routed) * runs, False, "gradients of experts' inputs"
-        ),
+        Transfer("tensor", "all-reduce", of_rows * elements, edges, False, "rows"),
+        Transfer("tensor", "all-reduce", of_head * elements, edges, False, "gradient of the head's input"),
+        Transfer("tensor", "all-reduce", summed * elements, sums_of_experts, False, "experts' sums"),
+        Transfer("tensor", "all-reduce", returned * elements, of_experts, False, "gradients of experts' inputs"),
     ]
     if not shape.sequence_parallel:
         return [
@@ -109,9 +105,9 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
             *ends,
         ]
     # Forward and of gradients; before the head and of the gradient of the embedding.
-    alone = bool(routed) and not shape.n_shared_experts  # the router's input is gathered for the routed experts alone
-    forward = (outs + alone) * (1 + again) * runs
-    gathers = forward + (outs + alone) * runs + 2 * edges
+    inputs_gathered = outs + (bool(routed) and not shape.n_shared_experts)  # the router's, if no shared expert's is
+    forward = inputs_gathered * (1 + again) * runs
+    gathers = forward + inputs_gathered * runs + 2 * edges
     # Of a forward's parts the first that is gathered and the last that is added up are waited for.
     hidden = 1 - 1 / (_count_parts(static) if traits.in_parts else 1)
     return [
@@ -165,12 +161,13 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
         for size, split in ((parameters - routed, zero >= 2), (routed, zero >= 2 or by_layer))
     )
     # model/experts/exchange.py: without a pipeline experts' gradients are summed over devices with their backward
-    often = of.microbatches if layout.stage == 1 and traits.reduced_once and not traits.grouped_products else each
+    with_backward = layout.stage == 1 and traits.reduced_once and not traits.grouped_products
+    times_routed = of.microbatches if with_backward else each
     for axis in ("data", "context", "expert"):
         transfers += [Transfer(axis, "all-reduce", dense, each, True, "gradients")]
         transfers += [Transfer(axis, "all-reduce", small, of.microbatches - each, True, "gradients of gains")]
         if routed and axis != "expert":
-            transfers += [Transfer(axis, "all-reduce", routed, often, True, "gradients of experts")]
+            transfers += [Transfer(axis, "all-reduce", routed, times_routed, True, "gradients of experts")]
     return transfers
 
 
@@ -193,22 +190,21 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     A recomputing backward sends none again, a pipeline's stage all: it computes the whole forward anew. With the rows
     travel their experts' numbers and weights, in fp32, and the weights' gradients back; what was dropped, forward.
     """
-    shape, layout, of = static.model, static.layout, fullest_device_share(static)
+    of = fullest_device_share(static)
     routed = sum(
         layers for kind, layers in layers_by_kind(static) if any(p.experts for p in block_products(kind.model))
     )
-    if not routed or layout.expert == 1:
+    if not routed or static.layout.expert == 1:
         return []
-    width, again = array_dtype(POLICIES[static.precision].compute).itemsize, _resends(static, traits)
     rows, runs = expert_rows.sent_rows(static, traits), routed * of.microbatches
-    about = 4 * 2 * shape.experts_per_token * rows
+    (width, weights), again = expert_rows.row_bytes(static), _resends(static, traits)
 
     def exchange(whole: float, times: float, what: str) -> Transfer:
         return Transfer("expert", "all-to-all", whole, times * runs, traits.sends_hidden, what, traits.sends == "node")
 
     return [
-        exchange(width * rows * shape.d_model, 4 + 2 * again, "experts' rows"),
-        exchange(about, 2 + again, "experts' weights"),
+        exchange(width * rows, 4 + 2 * again, "experts' rows"),
+        exchange(weights * rows, 2 + again, "experts' weights"),
         exchange(4 * rows, expert_rows.returns_drops(static, traits), "how many experts a row lacks"),
     ]
 

@@ -68,11 +68,9 @@ def test_a_table_of_our_own_is_read_as_it_is(tmp_path):
         ("N,loss\n1,2\n", "", r"has no D \(two of N, D, C give the third\)"),
         ("params,D,loss\n1,2,3\n", "N=parms", "did you mean 'params'"),
         ("params,D,loss\n1,2,3\n", "N=parms*1e6,loss=loss", r"paste --columns='N=params\*1e6,loss=loss'"),
-        (
-            "params,train_toks,final_l\n1,2,3\n",
-            "",
-            "these hold them, paste --columns=D=train_toks,loss=fin",
-        ),
+        ("N,D,logs\n1,2,3\n", "loss=log(log)", r"paste --columns='loss=log\(logs\)'"),
+        ("N,D,e1\n1,2,3\n", "loss=e*1e-3", r"paste --columns='loss=e1\*1e-3'"),
+        ("params,train_toks,final_l\n1,2,3\n", "", "these hold them, paste --columns=D=train_toks,loss=fin"),
         ("size,train_toks,loss\n1,2,3\n", "N=size", "these hold them, paste --columns=N=size,D=train_toks"),
         ("params,batch_tokens,loss\n1,2,3\n", "", "name them: --columns=N=params,D=tokens"),  # of a batch: no guess
         ("N,D,loss\n1,2,3\n", "X=N", "not FIELD=COLUMN; fields: N, D, C, M, loss"),

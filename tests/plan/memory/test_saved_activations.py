@@ -8,6 +8,7 @@ import pytest
 
 from scalelab.config import Layout
 from scalelab.plan.memory import estimated_activations, saved_activations
+from scalelab.plan.step import device_share
 from tests.plan.small import drawn, kept, on_eight, static_of
 from tests.quick import one_in
 
@@ -18,7 +19,7 @@ REMAT = ("none", "dots", "full")
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_exact_on_one_device(remat, precision):
     static = static_of(batch=5, model__remat=remat, precision__name=precision)
-    assert saved_activations.rows_per_device(static) == 5
+    assert device_share.rows_per_device(static) == 5
     assert saved_activations.count_saved_activations(static).bytes(5) == sum(
         x.nbytes for x in kept(static, *drawn(static))
     )

@@ -94,6 +94,14 @@ def test_a_tokens_experts_reach_as_many_devices_as_drawn(n, k, parts):
     assert expert_rows.reached_parts(shape, parts) == pytest.approx(drawn_parts(n, k, parts), rel=0.03)
 
 
+def test_a_mesh_of_more_devices_than_experts_is_planned_too():
+    """The trainer refuses it, the plan shows it: a token goes to one device for each of its experts."""
+    of, notes = apply_mesh(static_of(model=model(expert_products="blocks"), batch=64), 64, "expert=64")
+    assert expert_rows.reached_parts(of.model, 64) == 2
+    assert math.isfinite(step_time(of, H100, traits=MEGATRON_TRAITS).total_s)
+    assert "n_experts=8 is not divisible by parallel.expert=64" in notes[-1]
+
+
 @pytest.mark.full
 def test_groups_limit_the_nodes_that_a_token_reaches():
     """DeepSeek-V3: at most 4 of 8 nodes (arXiv 2412.19437, section 2.1.2), and all four with 8 experts drawn."""
