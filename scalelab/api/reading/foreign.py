@@ -50,10 +50,10 @@ def open_runs(source: Path, *, columns: Mapping[str, str] | None = None, progres
     They are imported once into a cache. A folder of our own runs is returned as it is. BadInput as `import_runs`.
     """
     path = _path(source)
-    found = opened.open_if_foreign(path, columns, report=progress)
-    if found is None:
+    imported = opened.open_if_foreign(path, columns, report=progress)
+    if imported is None:
         return ForeignRuns(str(path), [str(run) for run in listing.run_folders(path)], [], [], [])
-    return _facts(found)
+    return _facts(imported)
 
 
 def _path(source: Path) -> pathlib.Path:
