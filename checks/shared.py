@@ -8,7 +8,6 @@ from typing import Any
 from scalelab.cli.parser import Parser
 from scalelab.errors import BadInput
 from scalelab.experiments import shared
-from scalelab.experiments.fingerprint import KEY, make_fingerprint
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -23,8 +22,7 @@ def command_line(name: str, doc: str | None, renamed: Mapping[str, str] | None =
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
     """The first entries of a result: command, date, machine, and the fingerprint of what makes it."""
-    own = {"command": " ".join([f"python -m checks.{name}", *argv]), KEY: make_fingerprint(f"checks.{name}")}
-    return shared.result_header(name, argv) | own
+    return shared.result_header(name, argv, "checks")
 
 
 def add_rows_options(parser: Parser, known: Iterable[str]) -> None:

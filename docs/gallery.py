@@ -40,8 +40,7 @@ def committed_results() -> dict[str, Mapping[str, Any]]:
 
 
 def _rows(name: str, result: Mapping[str, Any]) -> list[list[str]]:
-    made = fingerprint.read_fingerprint(RESULTS / f"{name}.json")
-    stale = not made or fingerprint.stale_reasons(made)
+    stale = fingerprint.stale_reasons(fingerprint.read_fingerprint(RESULTS / f"{name}.json"))
     link = f"[{name}](../experiments/results/{name}.md){' (stale)' if stale else ''}"
     head = [[link, f"{result['cpu_s']:.0f}"], *([["", ""]] * len(result["checks"]))]
     return [start + check_cells(row) for start, row in zip(head, result["checks"], strict=False)]

@@ -26,7 +26,6 @@ PAGES = (
     "checks/results/*.md",
 )
 ORDER = ("README", "docs/tutorial", "docs/howto", "docs/faq", "docs/glossary", "docs/python", "docs/index")
-HERE = pathlib.Path(__file__).parent
 # MkDocs's theme switches two style sheets of a highlighter that this site doesn't load.
 MAIN = """{% extends "base.html" %}
 {% block styles %}{{ super() }}<style id="hljs-light"></style><style id="hljs-dark"></style>{% endblock %}
@@ -55,7 +54,7 @@ def main() -> int:
                 site_pages.write_page(path, target)
             else:
                 shutil.copyfile(path, target)
-        shutil.copyfile(HERE / "site.css", tree / "site.css")
+        shutil.copyfile(ROOT / "docs" / "site.css", tree / "site.css")
         code = build(tree.parent)
     print(f"{SITE}/index.html" if code == 0 else "the site was not built", file=sys.stderr)
     return code
@@ -82,7 +81,7 @@ def build(folder: pathlib.Path) -> int:
         return 1
     index = (SITE / "search" / "search_index.json").read_text()
     (SITE / "search" / "index.js").write_text(f"const SITE_INDEX = {index};\n")
-    shutil.copyfile(HERE / "site_search.js", SITE / "search" / "main.js")
+    shutil.copyfile(ROOT / "docs" / "site_search.js", SITE / "search" / "main.js")
     return int(counter.count > 0)
 
 

@@ -54,5 +54,4 @@ def _outputs(cell: dict[str, Any], number: int, target: pathlib.Path) -> Iterato
 
 def github_slug(heading: str, separator: str) -> str:
     """Name a heading's anchor as GitHub does: links of the repository's pages are written for it."""
-    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
-    return kept.replace(" ", separator)
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)

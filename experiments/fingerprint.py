@@ -1,10 +1,10 @@
 """What made a result: commit, golden step, jax, Python (whose library is the default corpus) and code; is it still so?
 
 A result is stale if the code of its own study or check differs from the code that made it, if jax's minor version is
-newer, or, where it trained, if the golden step is another. Code is compared without comments, docstrings, imports,
-layout and figures, so that prose and moves make nothing stale. `library` is the code of scalelab that the study calls
-directly; a change there is named, but makes no result stale by itself: most of it moves no number, and the golden step
-stands for the rest.
+newer, or, where it trained, if the golden step is another. Code is compared without comments, docstrings, imports and
+layout, and without functions whose whole name says that they show something (`SHOWS`), so that prose and moves make
+nothing stale. `library` is the code of scalelab that the study calls directly; a change there is named, but makes no
+result stale by itself: most of it moves no number, and the golden step stands for the rest.
 """
 
 import ast
@@ -26,17 +26,9 @@ PACKAGE = pathlib.Path(git.__file__).parent
 KEY = "made_by"
 SIDECAR = "made_by.json"  # {file: fingerprint} of results that are lists
 OWN = {"experiments", "checks"}  # folders of studies and checks
-FRAME = (
-    "shared.py",
-    "outcome.py",
-    "check_kinds.py",
-    "fingerprint.py",
-    "__init__.py",
-)  # what all results have in common
+FRAME = ("shared.py", "outcome.py", "check_kinds.py", "fingerprint.py", "__init__.py")  # what all results share
 FRONT = ("cli", "errors", "git", "numbers", "record", "report", "signals", "stores", "study", "untrusted", "__main__")
-SHOWS = re.compile(
-    r"_?(?:draw|plot|describe|page|panel|print|write|main|legend|make_page)(?:_|$)|_?\w*_(?:page|figure)$"
-)
+SHOWS = re.compile(r"_?(?:draw|plot|describe|page|panel|print|write|main|legend)|\w*_(?:page|figure)")
 TRAINS = re.compile(
     r"\b(?:train_packs|train_trials|run_sweep|train_step|many_steps|load_run_dataset|api\.train|isoflop)"
 )
@@ -83,8 +75,10 @@ def content_digest(path: pathlib.Path) -> str:
     return _digest(path.read_text())
 
 
-def stale_reasons(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> list[str]:
-    """Why a result with this fingerprint is stale, in words; nothing if it is not."""
+def stale_reasons(made: Mapping[str, Any] | None, root: pathlib.Path = PACKAGE.parent) -> list[str]:
+    """Why a result with this fingerprint, or with none, is stale, in words; nothing if it is not."""
+    if made is None:
+        return ["nothing says what made it"]
     digests, reasons = code_digests(root, made["module"]), []
     if not (digests["own"] and made["own"]):
         return [f"{made['module']} is gone" if made["own"] else "its own code, which was another module then"]
@@ -115,9 +109,9 @@ def golden_digest(root: pathlib.Path) -> str | None:
     for name in ("scalelab/testing/golden.py", "tests/train/step/test_step.py", "tests/train/test_step.py"):
         file = root / name
         text = file.read_text() if file.exists() else ""
-        found = re.search(r"^GOLDEN = (\{.*?^\})", text, re.MULTILINE | re.DOTALL)
-        if found:
-            return _digest(json.dumps(ast.literal_eval(found[1]), sort_keys=True))
+        match = re.search(r"^GOLDEN = (\{.*?^\})", text, re.MULTILINE | re.DOTALL)
+        if match:
+            return _digest(json.dumps(ast.literal_eval(match[1]), sort_keys=True))
     return None
 
 
@@ -186,20 +180,18 @@ def outline(path: pathlib.Path) -> str:
     return "\n".join(_write_node(node) for node in _parse(path).body if not _left_out(node))
 
 
-def _left_out(node: ast.AST) -> bool:
-    docstring = (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
-    shows = isinstance(node, ast.FunctionDef) and SHOWS.fullmatch(node.name)
-    return docstring or bool(shows) or isinstance(node, ast.Import | ast.ImportFrom)
+def _left_out(node: object) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return isinstance(node.value.value, str)  # a docstring
+    if isinstance(node, ast.FunctionDef):
+        return bool(SHOWS.fullmatch(node.name))
+    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def _write_node(node: object) -> str:
     """A node in one line, equal under all Pythons: what is empty, and the numbers of lines, are left out."""
     if isinstance(node, list):
-        return (
-            f"[{','.join(_write_node(each) for each in node if not (isinstance(each, ast.AST) and _left_out(each)))}]"
-        )
+        return f"[{','.join(_write_node(each) for each in node if not _left_out(each))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))

@@ -46,16 +46,16 @@ def propose_grid(base: ConfigDict, rule: LadderRule, budgets: Sequence[float]) -
     Sizes are those whose best budget, at 20 tokens a parameter, is near the budgets: their minima are then bracketed.
     """
     low, high = rule.ranges.get("d_model", (WIDTHS[0], WIDTHS[-1]))
-    own = {width: flops for width in WIDTHS if low <= width <= high and (flops := _own_budget(base, width))}
-    if len(own) < LEAST:
+    flops_of = {width: flops for width in WIDTHS if low <= width <= high and (flops := _best_budget(base, width))}
+    if len(flops_of) < LEAST:
         return ""
-    middle = float(f"{list(own.values())[min(len(own), MOST_SIZES) // 2]:.0e}")
+    middle = float(f"{list(flops_of.values())[min(len(flops_of), MOST_SIZES) // 2]:.0e}")
     asked = sorted(set(budgets)) if len(set(budgets)) >= LEAST else [middle / 2, middle, 2 * middle]
     for factor in (1, 2, 4, 8, 16, 64, 256, 1024):
         grid = [factor * budget for budget in asked]
         centre = math.sqrt(grid[0] * grid[-1])
-        near = sorted(own, key=lambda width: abs(math.log(own[width] / centre)))
-        sizes = [w for w in near if grid[0] / SPREAD <= own[w] <= grid[-1] * SPREAD][:MOST_SIZES]
+        near = sorted(flops_of, key=lambda width: abs(math.log(flops_of[width] / centre)))
+        sizes = [w for w in near if grid[0] / SPREAD <= flops_of[w] <= grid[-1] * SPREAD][:MOST_SIZES]
         study = LadderStudy(base, {b: tuple(sorted(sizes)) for b in grid}, HOLDOUT_FACTOR * grid[-1], rule)
         if len(sizes) >= LEAST and not find_faults(study):
             texts = ",".join(f"{budget:g}" for budget in grid), ",".join(map(str, sorted(sizes)))
@@ -63,7 +63,7 @@ def propose_grid(base: ConfigDict, rule: LadderRule, budgets: Sequence[float]) -
     return ""
 
 
-def _own_budget(base: ConfigDict, width: int) -> float:
+def _best_budget(base: ConfigDict, width: int) -> float:
     """FLOPs of 20 tokens a parameter at this width; 0 if the family has no model of it."""
     try:
         shape = config_lib.static(ladder.resize_width(base, width)).model

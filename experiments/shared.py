@@ -29,9 +29,9 @@ def command_line(name: str, doc: str | None, renamed: Mapping[str, str] | None =
     return parser
 
 
-def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
+def result_header(name: str, argv: Sequence[str], package: str = "experiments") -> dict[str, Any]:
     """The first entries of a result: command, date, machine, and the fingerprint of what makes it."""
-    module = f"experiments.{name}"
+    module = f"{package}.{name}"
     facts = {"date": str(datetime.date.today()), "machine": describe_machine()}
     return {"command": " ".join([f"python -m {module}", *argv])} | facts | {KEY: make_fingerprint(module)}
 

@@ -242,6 +242,7 @@ def test_a_mistake_ends_in_one_line_before_any_work(line, monkeypatch, capsys):
 
 
 # Each line also has a mistake that names the option, or ends before any work: the old name must lead to the same end.
+NEW_MEANING = ("runs nowhere --columns",)  # FIELD=COLUMN of runs of other programs
 RENAMED = {
     "schedule --config=configs/tiny.py --at=1,,3": "--show-steps",
     "schedule --config=configs/tiny.py --steps=1,,3": "--show-steps",
@@ -253,9 +254,6 @@ RENAMED = {
 }
 
 
-NEW_MEANING = ("runs nowhere --columns",)  # FIELD=COLUMN of runs of other programs
-
-
 @pytest.mark.parametrize("line", RENAMED)
 def test_an_old_name_of_an_option_still_works_and_tells_the_new_one(line, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
@@ -265,9 +263,8 @@ def test_an_old_name_of_an_option_still_works_and_tells_the_new_one(line, monkey
     notice, mistake = capsys.readouterr().err.splitlines()
     assert notice == f"scalelab {command}: {old} is now called {new}; the next release drops the old name"
     assert main(line.replace(old, new).split()) == 2
-    assert capsys.readouterr().err == f"{mistake}\n" and (
-        new in mistake or command == "runs"
-    )  # its --show may stand alone
+    assert capsys.readouterr().err == f"{mistake}\n"
+    assert new in mistake or command == "runs"  # its --show may stand alone
     with pytest.raises(SystemExit):
         main([command, "--help=all"])
     text = capsys.readouterr().out
@@ -310,9 +307,8 @@ def test_an_installation_carries_every_page_that_a_message_names():
     carried = {path for each in patterns.values() for pattern in each for path in ROOT.glob(pattern)}
     prefix = "share/doc/scalelab"
     for place, each in patterns.items():
-        assert {str(pathlib.Path(pattern).parent) for pattern in each} == {
-            place.removeprefix(prefix).lstrip("/") or "."
-        }
+        folder = place.removeprefix(prefix).lstrip("/") or "."
+        assert {str(pathlib.Path(pattern).parent) for pattern in each} == {folder}
     texts = [path.read_text() for path in (ROOT / "scalelab").rglob("*.py")]
     named = {name for text in texts for name in re.findall(r"\b(?:docs|scalelab/laws)/[\w/]+\.md", text)}
     assert len(named) >= 5 and {ROOT / name for name in named} <= carried

@@ -23,8 +23,8 @@ AFTER = re.compile(r"\bchosen (?:after|on)\b|\bwere set after\b|\bafter (?:the )
 
 def kind_of_check(row: Mapping[str, Any]) -> str:
     """The kind that a row names, or that its source says."""
-    found = (kind for kind, pattern in WORDS.items() if re.search(pattern, row["source"]))
-    return row.get("kind") or next(found, "published")
+    kinds = (kind for kind, pattern in WORDS.items() if re.search(pattern, row["source"]))
+    return row.get("kind") or next(kinds, "published")
 
 
 def planted_values(row: Mapping[str, Any]) -> Iterator[float]:

@@ -134,10 +134,10 @@ def _matches(value: Path) -> list[Path]:
     matches = sorted(glob.glob(text, recursive=True))
     folders = [match for match in matches if os.path.isdir(match)]
     files: list[Path] = [match for match in matches if match not in folders]
-    found: list[Path] = [folder for folder in folders if _holds_runs(pathlib.Path(folder))]
-    if not found and not files:
+    run_folders: list[Path] = [folder for folder in folders if _holds_runs(pathlib.Path(folder))]
+    if not run_folders and not files:
         raise BadInput(f"{text!r} matches {len(folders)} folders, and none of them holds a run")
-    return found or files
+    return run_folders or files
 
 
 def _holds_runs(folder: pathlib.Path) -> bool:

@@ -219,15 +219,15 @@ def studies(*, stale: bool = False) -> list[Facts]:
 def _stale_results() -> list[Facts]:
     rows: list[Facts] = []
     for path, made in fingerprint.list_results():
-        reasons = fingerprint.stale_reasons(made) if made else ["nothing says what made it"]
+        reasons = fingerprint.stale_reasons(made)
         if reasons:
             content = records.read_json(path) if path.suffix == ".json" else None
             facts = content if isinstance(content, dict) else {}
-            known = {key: (made or {}).get(key) for key in ("commit", "date")}
-            row = {"name": path.stem, "command": facts.get("command", f"python -m {(made or {}).get('module')}")}
+            known = {key: made.get(key) if made else None for key in ("commit", "date", "cpu_s")}
+            command = facts.get("command", f"python -m {made['module']}" if made else "")
             changed = made is not None and fingerprint.library_changed(made)
-            spent = facts.get("cpu_s") or (made or {}).get("cpu_s")
-            rows.append(row | known | {"reasons": reasons, "library": changed, "cpu_s": spent})
+            row = {"name": path.stem, "command": command} | known | {"reasons": reasons, "library": changed}
+            rows.append(row | {"cpu_s": facts.get("cpu_s") or known["cpu_s"]})
     return rows
 
 

@@ -8,7 +8,8 @@ one phenomenon of training come first, with their CPU seconds and their finding 
 What verifies scalelab itself is in `checks/` of a checkout (`python -m checks.NAME`).
 
 A result is stale if the code of its own study changed since, or, where it trained, the golden step or jax's minor
-version. Comments, layout, figures and moves don't count. Code of the library that it calls is named beside.
+version. Comments, layout, moves, and functions named `draw`, `page` or *_figure don't count. Code of the library that
+it calls is named beside.
 
 Exit code: that of the study; 2 bad input.
 
@@ -61,11 +62,12 @@ def _list_stale(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         cost = f"{row['cpu_s']:.0f} CPU s" if row["cpu_s"] else "its seconds were not recorded"
-        lines.append(f"{row['name']}  (made by {row['commit']}, {row['date']}; {cost})")
+        commit, date = row["commit"] or "an unknown commit", row["date"] or "undated"
+        lines.append(f"{row['name']}  (made by {commit}, {date}; {cost})")
         also = ["the library that it calls"] if row["library"] else []
         text = "changed since: " + "; ".join([*row["reasons"], *also])
         lines += textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ")
-        lines += [f"    {row['command']}"]
+        lines.append(f"    {row['command'] or 'the command is not known'}")
     known = [row["cpu_s"] for row in rows if row["cpu_s"]]
     total = f"{sum(known):,.0f} CPU s for the {len(known)} whose seconds are known" if known else "no seconds known"
     return "\n".join([*lines, "", f"{len(rows)} stale; to run again: {total}"])

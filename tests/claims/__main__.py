@@ -86,13 +86,11 @@ def draft_rows(name: str, rows: Sequence[Mapping[str, Any]], pages: Mapping[str,
     parts = []
     for line, numbers in lines.items():
         start = pages[name].rfind("\n", 0, numbers[0].start) + 1
-        end = start + len(pages[name][start:].split("\n", 1)[0])
-        text = pages[name][start:end]
+        text = pages[name][start:].partition("\n")[0]
         for number in reversed(numbers):
             text = text[: number.start - start] + "{}" + text[number.end - start :]
-        parts.append(
-            f'[[claim]]\npage = {json.dumps(name)}\ntext = {json.dumps(text.strip())}\nmissing = "?"\n# {line}\n'
-        )
+        row = f"page = {json.dumps(name)}\ntext = {json.dumps(text.strip())}"
+        parts.append(f'[[claim]]\n{row}\nmissing = "?"\n# {line}\n')
     return "\n".join(parts)
 
 
@@ -134,9 +132,8 @@ def main(argv: Sequence[str]) -> int:
     faults = [*report.faults, *(f"{marks.PAGE}: its result is of {date}: {row}" for row, date in dates)]
     if marks.mark_stale(pages[marks.PAGE]) != pages[marks.PAGE]:
         faults.append(f"{marks.PAGE}: marks of stale results are out of date: --write")
-    print(
-        "\n".join([*faults, f"{len(rows)} rows: " + ", ".join(f"{n} {kind}" for kind, n in report.kinds.most_common())])
-    )
+    counts = ", ".join(f"{n} {kind}" for kind, n in report.kinds.most_common())
+    print("\n".join([*faults, f"{len(rows)} rows: {counts}"]))
     return 1 if faults else 0
 
 

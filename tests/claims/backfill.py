@@ -20,15 +20,14 @@ FOLDERS = (ROOT / "checks" / "results", ROOT / "experiments" / "results")
 PROSE = {"command", "date", "machine", fingerprint.KEY}
 MADE_BY = {  # results whose command doesn't name the module
     "attention": "checks.speed.attention", "benchmarks": "checks.speed.benchmarks",
-    "compiled": "checks.compilers.compiled",
-    "expert_products": "checks.speed.expert_products", "fp8_products": "checks.compilers.fp8_products",
-    "gpu": "checks.gpu", "gpu_compiled": "checks.gpu", "house": "tests.house", "memory": "checks.compilers.memory",
+    "compiled": "checks.compilers.compiled", "crash": "tests.crash.conftest",
+    "decisions": "checks.statistics.decisions", "expert_products": "checks.speed.expert_products",
+    "fp8_products": "checks.compilers.fp8_products", "gpu": "checks.gpu", "gpu_compiled": "checks.gpu",
+    "house": "tests.house", "latest": "checks.platforms.latest", "memory": "checks.compilers.memory",
     "mutants": "checks.mutants", "oracles": "checks.numerics.oracles", "parallelism": "checks.numerics.parallelism",
-    "parallelism_experts": "checks.numerics.parallelism", "programs": "checks.compilers.programs",
-    "reproduce": "scalelab.commands.reproduce", "step_times": "checks.speed.step_times",
-    "crash": "tests.crash.conftest",
-    "precision": "experiments.precision", "decisions": "checks.statistics.decisions",
-    "latest": "checks.platforms.latest",
+    "parallelism_experts": "checks.numerics.parallelism", "precision": "experiments.precision",
+    "programs": "checks.compilers.programs", "reproduce": "scalelab.commands.reproduce",
+    "step_times": "checks.speed.step_times",
 }  # fmt: skip
 
 
@@ -47,7 +46,7 @@ def main() -> None:
 
 def made_at(path: pathlib.Path) -> dict[str, Any]:
     """The fingerprint of what made the numbers at `path`, from the oldest commit that holds them."""
-    now, oldest, text = _numbers(path.read_text()), None, ""
+    now, oldest = _numbers(path.read_text()), None
     for commit, name in _history(path):
         try:
             text = _git("show", f"{commit}:{name}")
@@ -63,16 +62,10 @@ def made_at(path: pathlib.Path) -> dict[str, Any]:
         subprocess.run(["tar", "x", "-C", place], input=archive, check=True)
         there = _module_there(root, module)
         digests = fingerprint.code_digests(root, there) | {"library": fingerprint.library_digest(root, there)}
-        facts = {
-            "golden": fingerprint.golden_digest(root),
-            "jax": _version("jax", path),
-            "python": _version("Python", path),
-        }
-    return (
-        {"commit": oldest[:12], "date": _git("log", "-1", "--format=%as", oldest).strip(), "module": module}
-        | facts
-        | digests
-    )
+        golden = fingerprint.golden_digest(root)
+    commit = {"commit": oldest[:12], "date": _git("log", "-1", "--format=%as", oldest).strip(), "module": module}
+    versions = {"jax": _version("jax", path), "python": _version("Python", path)}
+    return commit | {"golden": golden} | versions | digests
 
 
 def _history(path: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -109,10 +102,9 @@ def _module_there(root: pathlib.Path, module: str) -> str:
 
 
 def _version(name: str, path: pathlib.Path) -> str | None:
-    found = re.search(
-        rf'\b{name}"?:? "?(\d+\.\d+\.\d+)', path.read_text() + (_text(path.with_suffix(".md"))), re.IGNORECASE
-    )
-    return found[1] if found else None
+    text = path.read_text() + _text(path.with_suffix(".md"))
+    match = re.search(rf'\b{name}"?:? "?(\d+\.\d+\.\d+)', text, re.IGNORECASE)
+    return match[1] if match else None
 
 
 def _write_within(path: pathlib.Path, made: dict[str, Any]) -> bool:

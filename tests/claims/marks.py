@@ -21,8 +21,7 @@ def mark_stale(page: str) -> str:
 
 def is_stale(path: pathlib.Path) -> bool:
     """Whether the code, golden step or jax that made a result changed since; also where nothing says what made it."""
-    made = fingerprint.read_fingerprint(path)
-    return not made or bool(fingerprint.stale_reasons(made, ROOT))
+    return bool(fingerprint.stale_reasons(fingerprint.read_fingerprint(path)))
 
 
 def wrong_dates(page: str) -> Iterator[tuple[str, str]]:

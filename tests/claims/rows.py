@@ -51,12 +51,11 @@ def read_table(path: pathlib.Path = TABLE) -> tuple[list[dict[str, Any]], int]:
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """The kind of a row; `missing` also where its source is a page or a result without a fingerprint."""
+    """The kind of a row; `missing` also where its source is a page, the number, or a result without a fingerprint."""
     named = [kind for kind in KINDS if kind in row]
     if len(named) != 1 or set(row) - FIELDS:
-        raise Wrong(
-            f"names {named or 'no source'} and {sorted(set(row) - FIELDS)}; one of {', '.join(KINDS)} is wanted"
-        )
+        unknown = sorted(set(row) - FIELDS)
+        raise Wrong(f"names {named or 'no source'} and {unknown}; one of {', '.join(KINDS)} is wanted")
     (kind,) = named
     source = str(row[kind])
     if kind == "result":
@@ -65,15 +64,17 @@ def kind_of(row: Mapping[str, Any]) -> str:
         return "missing" if source.endswith(".md") else kind
     if kind == "published":
         return kind if re.search(r"\b(?:19|20)\d\d\b", source) and source not in row["text"] else "missing"
+    if kind == "formula":
+        return "missing" if all(re.fullmatch(r"[\d._]+", value) for value in row["values"]) else kind
     return kind
 
 
 def find_text(page: str, text: str, where: str = "the page") -> Span:
     """Where `text` stands in `page`, with a number at each {}. Wrong unless it stands there once."""
-    found = list(_pattern(text).finditer(page))
-    if len(found) != 1:
-        raise Wrong(f"{where} has it {len(found)} times: {text!r}")
-    (match,) = found
+    matches = list(_pattern(text).finditer(page))
+    if len(matches) != 1:
+        raise Wrong(f"{where} has it {len(matches)} times: {text!r}")
+    (match,) = matches
     return Span(match.start(), match.end(), [match.span(i + 1) for i in range(len(match.groups()))])
 
 
@@ -86,7 +87,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def read_number(text: str) -> float:
     """The value of a written number: digits with commas, or a word up to fifty. Wrong where it is neither."""
     if text[-1].isalpha() and text.lower() not in WORDS:
-        raise Wrong(f"{text!r} is no number")
+        raise Wrong(f"{text!r} is not a number")
     return WORDS[text.lower()] if text.lower() in WORDS else float(re.sub(r"[,_]", "", text).replace("−", "-"))
 
 
