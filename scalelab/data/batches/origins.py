@@ -17,8 +17,8 @@ IDS_SHOWN = 15  # most ids shown of data that are not text
 class WindowOrigin(NamedTuple):
     """The place of a window's first token. `document` and `last_document` are numbers in the shard.
 
-    `number`: that of its first document in the source; `offset`: tokens since that document's beginning; `index`: the
-    shard's number in the source.
+    `number`: that of its first document in the source; `offset`: tokens since that document's beginning.
+    `shard_number`: that of its shard in the source.
     """
 
     source: str
@@ -28,7 +28,7 @@ class WindowOrigin(NamedTuple):
     last_document: int
     number: int
     offset: int
-    index: int
+    shard_number: int
 
 
 def locate_window(dataset: Dataset, seq_len: int, window: int) -> WindowOrigin:

@@ -60,7 +60,7 @@ def describe_rows(
         if window == NO_WINDOW:
             continue
         place = locate_window(dataset, tokens.shape[1] - 1, window)
-        offsets = splits[place.source].offsets[place.index]
+        offsets = splits[place.source].offsets[place.shard_number]
         documents = [
             RowDocument(*borders, excerpt(tokens[row, borders[1] : borders[2]], length))
             for borders in _borders(offsets, place.token, tokens.shape[1], place.document)
