@@ -3,16 +3,18 @@
 import dataclasses
 import os
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scalelab import config as config_lib
-from scalelab.api.arguments import STORED, check_arguments, list_paths, several
+from scalelab.api.arguments import STORED, Path, check_arguments, list_paths, several
 from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
+from scalelab.laws.curves.best_schedule import BestSchedule, find_best_schedule, write_schedule
 from scalelab.laws.curves.curve import Curve, make_curve
 from scalelab.laws.curves.fit import LEAST_ROWS, MOST_RESAMPLES, FittedCurves, Prediction
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
@@ -32,11 +34,15 @@ Source = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CurveStudy:
-    """A law of curves, what it predicts, and notes on the reading."""
+    """A law of curves, what it predicts, and notes on the reading.
+
+    `best`: the schedule of the lowest predicted final loss, if it was asked for; its curve is among the predictions.
+    """
 
     fitted: FittedCurves
     predictions: list[Prediction]
     notes: list[str]
+    best: BestSchedule | None = None
 
 
 @check_arguments(sources=several(STORED))
@@ -66,10 +72,15 @@ def fit_curves(
 @check_arguments(sources=several(STORED))
 def predict_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
-    predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
+    predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (),
+    best_schedule: Path | None = None, objective: str = "huber_log", delta: float | None = None,
+    bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
 ) -> CurveStudy:  # fmt: skip
-    """Fit without the runs of `predict_run`, and predict their curves and those under configs' schedules."""
+    """Fit without the runs of `predict_run`, and predict their curves and those under configs' schedules.
+
+    `best_schedule`: a new Python file for the schedule of the lowest predicted final loss. BadInput as the command.
+    """
+    file = _new_module(best_schedule) if best_schedule else None
     columns = dict(columns or {})
     curves, notes = read_curves(list_paths(sources), columns)
     rest, held_out = _split_curves(curves, list(predict_run), columns)
@@ -78,7 +89,34 @@ def predict_curves(
         rest, law, objective=objective, delta=delta, bootstrap=min(bootstrap, MOST_RESAMPLES), seed=seed, level=level
     )
     predictions = [fitted.predict(curve, i) for i, curve in enumerate([*held_out, *schedules])]
-    return CurveStudy(fitted, predictions, notes)
+    best = None
+    if file:
+        best = find_best_schedule(fitted)
+        file.write_text(
+            write_schedule(best, "The learning rate that ends lowest, by a fitted law.", _describe(best, law))
+        )
+        predictions.append(best.prediction)
+    return CurveStudy(fitted, predictions, notes, best)
+
+
+def _new_module(path: Path) -> pathlib.Path:
+    """The path of a Python file that is not there yet. BadInput for another one."""
+    file = pathlib.Path(path)
+    if file.suffix != ".py" or not file.stem.isidentifier() or file.exists() or not file.absolute().parent.is_dir():
+        raise BadInput(
+            f"--best-schedule={path} must be a new Python file in a folder that is there, as in best_schedule.py"
+        )
+    return file
+
+
+def _describe(best: BestSchedule, law: str) -> str:
+    loss, low, high = best.prediction.final
+    return textwrap.fill(
+        f"Law {law}: loss {loss:.4f} ({low:.4f} to {high:.4f}) after {len(best.curve.lr)} steps, "
+        f"{best.curve.warmup + 1} of them warm-up, at a peak of {best.curve.lr.max():g}. "
+        "How well it holds for other lengths, peaks or models was not measured.",
+        118,
+    )
 
 
 def _split_curves(curves: list[Curve], names: list[str], columns: Mapping[str, str]) -> tuple[list[Curve], list[Curve]]:

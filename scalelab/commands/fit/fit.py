@@ -265,6 +265,12 @@ def _curves(add: Callable[..., Any]) -> None:
         metavar="CONFIG",
         help="predict the curve of this config's schedule, of which nothing was trained; repeatable",
     )
+    add(
+        "--best-schedule",
+        metavar="FILE.py",
+        help="search the schedule that ends lowest by the law, with the runs' warm-up, peak and steps, and write it as "
+        "code for schedule.name",
+    )
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ IDLE_OPTIONS = {
 IDLE_WITH_BY = ("weights", "holdout", "tournament", "next_runs", "figures")
 FORMS = ("forms", "axis_forms", "expert_forms")  # files that hold the other laws
 CURVES = "curve_forms"  # file that holds the laws of curves
-CURVE_OPTIONS = ("predict_run", "schedule_of")
+CURVE_OPTIONS = ("predict_run", "schedule_of", "best_schedule")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
     "figures", "json")  # fmt: skip
 ACCURACY_OPTIONS = ("last_checkpoints",)

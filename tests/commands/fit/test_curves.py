@@ -104,6 +104,7 @@ MISTAKES = [
     (["--law=annealing", "--predict-run=two_stp"], "did you mean 'two_step'"),
     (["--law=annealing", "--target-flops=1e20"], "--target-flops has no effect with --law=annealing"),
     (["--law=annealing", "--schedule-of=configs/nowhere.py"], "--schedule-of=configs/nowhere.py: "),
+    (["--law=annealing", "--best-schedule=README.md"], "--best-schedule=README.md must be a new Python file"),
     (["--law=annealing", "--columns=loss=nl"], "did you mean 'nll'"),
     (["--law=annealing", "--columns=loss=nll", "--objective=mse"], "in logs"),
     (["--law=annealing", "--columns=loss=nll", "--bootstrap=0"], "20 to 10000"),
@@ -118,6 +119,23 @@ def test_mistakes_are_one_line(capsys, table, options, line):
     columns = [] if any(option.startswith("--columns") for option in options) else ["--columns=loss=nll"]
     assert main(["fit", table, *options, *columns]) == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_the_best_schedule_is_code_that_the_trainer_takes(capsys, table, tmp_path):
+    """Its LR of every step is that of the search; only its length is the run's own."""
+    file = tmp_path / "falls.py"
+    result = answer(capsys, table, "--law=annealing", "--columns=loss=nll", f"--best-schedule={file}")
+    best = result["best_schedule"]
+    assert {name: gain["nats"] > 0 for name, gain in best["gains"].items()} == dict.fromkeys(OVERRIDES, True)
+    assert result["predictions"][-1]["name"] == "best schedule"
+    (tmp_path / "mine.py").write_text("from scalelab.configs.tiny import get_config as base\n"
+        "def get_config():\n    c = base()\n    c.schedule.name = 'falls:lr'\n    return c\n")  # fmt: skip
+    config = config_lib.load(str(tmp_path / "mine.py"), {"train.steps": 1001, "schedule.warmup_steps": 1})
+    lr = schedules.schedule_curves(config, np.arange(1001))["lr"] / config.optim.peak_lr
+    np.testing.assert_allclose(np.interp(best["places"], np.arange(1001) / 1000, lr), best["shares"], atol=0.02)
+    assert main(["fit", table, "--law=annealing", "--columns=loss=nll", f"--best-schedule={file}"]) == 2
+    assert "must be a new Python file" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from typing import Any
 from scalelab import api
 from scalelab.api.laws import curves as curves_lib
 from scalelab.commands.fit.curves import text
+from scalelab.laws.curves.best_schedule import BestSchedule
 from scalelab.laws.curves.fit import FittedCurves, Prediction
 from scalelab.laws.read.columns import parse_columns
 
@@ -14,7 +15,8 @@ def run_curve_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     columns = parse_columns(options.columns, curves_lib.FIELDS)
     study = api.predict_curves(
         options.sources, options.law, columns=columns, predict_run=options.predict_run,
-        schedule_of=options.schedule_of, objective=options.objective or "huber_log", delta=options.delta,
+        schedule_of=options.schedule_of, best_schedule=options.best_schedule,
+        objective=options.objective or "huber_log", delta=options.delta,
         bootstrap=options.bootstrap, seed=options.seed, level=options.level or 0.9,
     )  # fmt: skip
     fitted, predictions, notes = study.fitted, study.predictions, study.notes
@@ -22,6 +24,9 @@ def run_curve_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     lines += [line for prediction in predictions for line in text.describe_prediction(prediction, fitted)]
     result = _to_json(fitted) | {"sources": options.sources, "notes": notes}
     result["predictions"] = [_prediction_json(prediction) for prediction in predictions]
+    if study.best:
+        lines += text.describe_best(study.best, fitted, options.best_schedule)
+        result["best_schedule"] = _best_json(study.best) | {"file": options.best_schedule}
     if options.figures:
         result["figures"] = api.draw_fit(study, options.figures)
         lines += ["", *(f"wrote {path}" for path in result["figures"])]
@@ -48,6 +53,13 @@ def _to_json(fitted: FittedCurves) -> dict[str, Any]:
         "widening": fitted.widening,
         "baseline": fitted.baseline.params,
     }  # fmt: skip
+
+
+def _best_json(best: BestSchedule) -> dict[str, Any]:
+    places, shares = best.knots
+    gains = {name: {"nats": nats, "interval": [low, high]} for name, (nats, low, high) in best.gains.items()}
+    return {"places": places.tolist(), "shares": shares.tolist(), "lowest": best.lowest, "fastest": best.fastest,
+            "gains": gains}  # fmt: skip
 
 
 def _prediction_json(prediction: Prediction) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """A fitted law of curves and what it predicts, as lines for a person."""
 
 import pathlib
+import shlex
 from collections.abc import Iterator
 
 from scalelab.cli.parser import align_columns
+from scalelab.laws.curves.best_schedule import BestSchedule
 from scalelab.laws.curves.fit import FittedCurves, Prediction
 
 
@@ -73,3 +75,23 @@ def describe_prediction(prediction: Prediction, fitted: FittedCurves) -> list[st
         f"  whole curve: MAE {scores['mae']:.4f} nats (power law in steps: {scores['baseline_mae']:.4f}), "
         f"R2 {scores['r2']:.4f}, {scores['inside']} of {scores['rows']} rows inside (they hang together)",
     ]
+
+
+def describe_best(best: BestSchedule, fitted: FittedCurves, file: str) -> list[str]:
+    """Where the best schedule falls, what it gains over the fitted ones by the law, and how it is trained."""
+    places, shares = best.knots
+    steps, first = len(best.curve.lr), best.curve.warmup
+    falls = [(share, first + places[shares <= share][:1] * (steps - 1 - first)) for share in (0.9, 0.5, 0.1)]
+    bends = ", ".join(f"{share:g} of the peak at step {at[0]:.0f}" for share, at in falls if len(at))
+    lines = [
+        f"  {steps} steps, {first + 1} of them warm-up, peak {best.curve.lr.max():g}, as the runs; then the LR never "
+        f"rises: {bends or 'no fall'}, {shares[-1]:.3g} at the end",
+        f"  searched where runs were: not below {best.lowest:.3g} of the peak, at most {best.fastest:.2g} of it a step",
+    ]
+    for name, (nats, low, high) in best.gains.items():
+        lines.append(
+            f"  by the law {pathlib.Path(name).name} ends {nats:+.4f} nats from it ({low:+.4f} to {high:+.4f}; "
+            "what the law's form gets wrong is not in it)"
+        )
+    module = pathlib.Path(file).stem
+    return [*lines, f"  written: {file}; train with --config.schedule.name={shlex.quote(module + ':lr')} beside it"]
