@@ -5,8 +5,9 @@
 A model of 0.03 M parameters, six schedules of 1,000 steps, three seeds each: 18 runs, three minutes on two cores. Both
 laws of `scalelab fit` (annealing, multi_power) are fitted to constant, cosine and wsd; two_step, linear and a long
 decay are held out and predicted: errors of the whole curve and of the final loss, intervals, and a power law in steps
-alone beside them. Writes results/curves.{json,md,png} beside this file with the default config, else into the workdir.
-Run it again to resume.
+alone beside them. Then the schedule that ends lowest by multi_power is trained over three seeds, after its loss was
+written down. Writes results/curves.{json,md,png} beside this file with the default config, else into the workdir. Run
+it again to resume.
 
     scalelab study curves --workdir=runs/curves
 """
@@ -24,6 +25,7 @@ from scalelab.__main__ import guarded
 from scalelab.api.laws.curves import read_curves
 from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
+from scalelab.experiments.curves_best import BEST_LAW, compare_best, describe_best, train_best
 from scalelab.experiments.shared import (
     RESULTS,
     command_line,
@@ -110,6 +112,7 @@ def format_page(result: Mapping[str, Any]) -> str:
             "",
             *(f"- {line}" for line in result["verdicts"]),
             "",
+            *describe_best(result),
             "![Curves of the fitted and the held-out schedules](curves.png)",
             "",
         ]
@@ -174,11 +177,19 @@ def _main(argv: Sequence[str]) -> int:
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     train_trials(options.workdir, make_trials(base))
-    curves, _ = read_curves([options.workdir])
+    curves, _ = read_curves(sorted((options.workdir / "runs").iterdir()))
     to_fit, held_out = split_curves(curves)
     fits = {law: fit_curves(to_fit, law) for law in CURVE_LAWS}
     laws = [score_law(fitted, held_out) for fitted in fits.values()]
-    result = result_header("curves", argv) | {"what": _what(base), "laws": laws, "verdicts": verdicts(laws)}
+    best = train_best(options.workdir / "best", base, fits[BEST_LAW], SEEDS)
+    others = {
+        name: [float(curve.loss[-1]) for curve in curves if pathlib.Path(curve.name).name.rpartition("-")[0] == name]
+        for name in SCHEDULES
+    }
+    result = result_header("curves", argv) | {
+        "what": _what(base), "laws": laws, "verdicts": verdicts(laws), "best": best,
+        "best_gaps": compare_best(best, others),
+    }  # fmt: skip
     place = RESULTS if is_default else options.workdir
     _draw(place, fits, held_out)
     return publish_result(place, "curves", result, format_page(result), options.json)
