@@ -82,7 +82,17 @@ if TYPE_CHECKING:
     )
     from scalelab.api.work.coordcheck import coordcheck, draw_coordcheck
     from scalelab.api.work.stability import StabilityPlan, forecast_stability, plan_stability
-    from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, study_status, sweep_status
+    from scalelab.api.work.standing import (
+        JudgedSweep,
+        SweepStatus,
+        answer,
+        cancel_sweep,
+        follow,
+        judge_sweep,
+        serve,
+        study_status,
+        sweep_status,
+    )
     from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, tune
     from scalelab.api.work.sweeping import SweepDraft, Swept, draft_sweep, sweep, train_pack
     from scalelab.api.work.training import Trained, train
@@ -112,7 +122,7 @@ NAMES = {  # the functions and records of each file
     "setup": "Created demo doctor download_tables init prepare reproduce studies study_command",
     "work.coordcheck": "coordcheck draw_coordcheck",
     "work.stability": "StabilityPlan forecast_stability plan_stability",
-    "work.standing": "SweepStatus answer cancel_sweep follow serve study_status sweep_status",
+    "work.standing": "JudgedSweep SweepStatus answer cancel_sweep follow judge_sweep serve study_status sweep_status",
     "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning tune",
     "work.sweeping": "SweepDraft Swept draft_sweep sweep train_pack",
     "work.training": "Trained train",
