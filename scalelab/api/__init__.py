@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scalelab.api.laws.curves import CurveStudy, fit_curves, predict_curves, read_curve, schedule_of
     from scalelab.api.laws.fits import best_settings, fit, fit_groups, load_law, read_table
     from scalelab.api.laws.ladder import AccuracyStudy, fit_accuracy
+    from scalelab.api.laws.shares import FittedMixture, fit_mixture
     from scalelab.api.laws.sides import JudgedTable, judge_runs, judge_table
     from scalelab.api.planning import (
         calibrate,
@@ -105,6 +106,7 @@ NAMES = {  # the functions and records of each file
     "laws.curves": "CurveStudy fit_curves predict_curves read_curve schedule_of",
     "laws.fits": "best_settings fit fit_groups load_law read_table",
     "laws.ladder": "AccuracyStudy fit_accuracy",
+    "laws.shares": "FittedMixture fit_mixture",
     "laws.sides": "JudgedTable judge_runs judge_table",
     "planning": "calibrate measure plan plan_against plan_budget plan_counts plan_on_machine plan_sweep single_gpu",
     "reading.folders": (
