@@ -186,7 +186,9 @@ def _ask_groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         values = {str(row.get(name)) for row in rows}
         if isinstance(rows[0][name], str) and name != "name" and 1 < len(values) <= min(MOST_GROUPS, len(rows) // 2):
             first = sorted(values)[0]
-            return [f"{name!r} has {len(values)} values: if their losses differ, take one: --where=\"{name} == '{first}'\""]
+            return [
+                f"{name!r} has {len(values)} values: if their losses differ, take one: --where=\"{name} == '{first}'\""
+            ]
     return []
 
 

@@ -68,7 +68,9 @@ def _check_names(names: Sequence[str]) -> None:
         raise BadInput(f"two folders are called {double!r}, and a folder is a side: rename one")
 
 
-def _find_side_key(rows: Sequence[Mapping[str, Any]], n_folders: int, named: str | None) -> tuple[str | None, list[str]]:
+def _find_side_key(
+    rows: Sequence[Mapping[str, Any]], n_folders: int, named: str | None
+) -> tuple[str | None, list[str]]:
     """(the setting that tells sides apart, None where folders do; a note on one that was found)."""
     if named:
         return _find_key(rows, named), []

@@ -113,9 +113,7 @@ class Asked(NamedTuple):
 
 
 def _judge_rows(rows: Sequence[Facts], notes: list[str], baseline: str, asked: Asked) -> JudgedTable:
-    results = multiplier(
-        rows, baseline=baseline, target_flops=asked.target_flops, fix=asked.fix, worth=asked.worth
-    )
+    results = multiplier(rows, baseline=baseline, target_flops=asked.target_flops, fix=asked.fix, worth=asked.worth)
     content: list[Facts] = [{"variant": name} | result.to_json() for name, result in results.items()]
     for each, result in zip(content, results.values(), strict=True):
         if doubt := _other_tokenizer(rows, baseline, each["variant"]) or other_floor(result, baseline):

@@ -125,8 +125,12 @@ def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="one of the laws above (default: chinchilla)")
     add("--hold", type=parse_pairs, metavar="E=X,…", help="hold these parameters at values and fit the others")
     add("--best-of", metavar="lr,batch", help="find the best of these settings in each group of runs, and their laws")
-    add("--losses", metavar="A[:W],…", help="--law=mixture: losses of validation domains and their weights, of which the "
-        "best shares are found (default: all that tell their domain)")
+    add(
+        "--losses",
+        metavar="A[:W],…",
+        help="--law=mixture: losses of validation domains and their weights, of which the "
+        "best shares are found (default: all that tell their domain)",
+    )
     add("--per", metavar="N,D", help="what makes a group for --best-of, and what the laws are of")
     add(
         "--over",

@@ -191,7 +191,11 @@ def describe_shares(fitted: FittedMixture) -> list[str]:
         )
     ]
     weights = ", ".join(f"{name} {weight:.3g}" for name, weight in fitted.weights.items())
-    lines = [*fitted.notes, f"{len(fitted.tried)} runs; one law c + exp(sum t_j r_j) for each loss; weights: {weights}", ""]
+    lines = [
+        *fitted.notes,
+        f"{len(fitted.tried)} runs; one law c + exp(sum t_j r_j) for each loss; weights: {weights}",
+        "",
+    ]
     lines += align_columns([("domain", "best share", level, "tried", "best tried"), *rows])
     (low, high), (least, most) = best.loss_interval, best.gain_interval
     lines += [

@@ -108,9 +108,7 @@ def _gap(laws: MixingLaws, shares: np.ndarray) -> float:
     return float(slope @ shares - slope.min())
 
 
-def best_shares(
-    fits: Sequence[Fitted], weights: Sequence[float], tried: np.ndarray, level: float = 0.9
-) -> BestShares:
+def best_shares(fits: Sequence[Fitted], weights: Sequence[float], tried: np.ndarray, level: float = 0.9) -> BestShares:
     """The shares of least weighted loss with intervals, from fits of a mixture law [V] and the mixtures tried [P, K].
 
     Intervals are percentiles of the best shares of each resample. FitError where an optimum is not certain.
