@@ -3,9 +3,9 @@
     python -m experiments.studies.mixture [--workdir=DIR] [--quick] [--json[=PATH]]
 
 Transformers of some thousand parameters train on ten mixtures of three corpora of bytes, all from Python's standard
-library: its modules (code), the texts of its help (prose) and its tables of encodings. Each domain's validation loss gets
-a law c + k exp(sum t_j r_j) of the shares (Ye et al. 2024, "Data mixing laws", eq. 1), the mean of the three its least
-value on the simplex, with an interval by refits to resampled runs. Three mixtures are held out. Before a model of 12 times
+library: its modules (code), the texts of its help (prose) and its tables of encodings. Each domain's validation loss
+gets a law c + exp(sum t_j r_j) of the shares (Ye et al. 2024, "Data mixing laws", eq. 1). The shares of the least mean
+of the three have an interval by refits to resampled runs. Three mixtures are held out. Before a model of about 15 times
 the compute begins, its loss on the best mixture is predicted: by a ladder on the even mixture and the laws' ratio. Then
 it trains on the best and on the even mixture. Four seeds; --quick: two, at most 5 minutes on 2 quiet cores. Expected:
 the laws predict unseen mixtures (Ye et al. 2024), and the best mixture of small models is better for the larger one.
@@ -114,10 +114,11 @@ def describe_finding(result: Mapping[str, Any]) -> str:
         f"{name} {share:.2f} ({a:.2f} to {b:.2f})"
         for name, share, (a, b) in zip(result["domains"], result["shares"], result["intervals"], strict=True)
     )
+    times = runs.count_flops(runs.LARGER) / runs.count_flops(runs.PROXY)
     against = f"{gap['mean']:+.3f} ({gap['low']:+.3f} to {gap['high']:+.3f})" if gap else "not known"
     return (
-        f"The best shares by laws of {len(result['rows'])} mixtures are {shares} (90 %); a model of 12 times the compute "
-        f"was predicted at {predicted['loss']:.3f} nats ({low:.3f} to {high:.3f}) there and reached "
+        f"The best shares by laws of {len(result['rows'])} mixtures are {shares} (90 %); a model of {times:.0f} times the "
+        f"compute was predicted at {predicted['loss']:.3f} nats ({low:.3f} to {high:.3f}) there and reached "
         f"{result['measured']:.3f}, {place} of it; it differs from the even mixture's by {against} nats."
     )
 

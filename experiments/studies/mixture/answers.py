@@ -27,7 +27,7 @@ Losses = Mapping[tuple[int, ...], np.ndarray]  # {fifteenths: losses [seeds, V]}
 
 
 def fit_laws(losses: Losses) -> list[Fitted]:
-    """A mixing law of each domain's loss over the mixtures of `losses`, a row a run. WorkFailed if one is not certain."""
+    """A mixing law of each domain's loss over the mixtures of `losses`, a row a run. WorkFailed if not certain."""
     shares = [list(map(float, runs.of_parts(parts))) for parts, each in losses.items() for _ in each]
     columns = {f"r{i}": column for i, column in enumerate(np.array(shares).T, 1)}
     measured = np.concatenate(list(losses.values()))

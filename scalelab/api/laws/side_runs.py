@@ -1,4 +1,4 @@
-"""Rows of sides from folders of runs, for `scalelab ablate SOURCE…`: which run is of which side, its budget and loss."""
+"""Rows of sides from folders of runs, for `scalelab ablate SOURCE…`: each run's side, budget and loss."""
 
 import math
 import pathlib

@@ -1,8 +1,8 @@
 """The best mixture of training domains by data mixing laws: one law for each validation loss, weighed together.
 
-Ye et al. 2024 (arXiv 2403.16952), eq. 1: the loss of validation domain i is c_i + k_i exp(sum_j t_ij r_j). A weighted sum
-of such losses is convex in the shares r, so its least value on the simplex is one, and the gap of Frank & Wolfe bounds
-how far any shares are from it. Legend: V validation losses, K training domains, B resamples.
+Ye et al. 2024 (arXiv 2403.16952), eq. 1: the loss of validation domain i is c_i + k_i exp(sum_j t_ij r_j). A weighted
+sum of such losses is convex in the shares r, so its least value on the simplex is one, and the gap of Frank & Wolfe
+bounds how far any shares are from it. Legend: V validation losses, K training domains, B resamples.
 """
 
 from collections.abc import Sequence
