@@ -23,7 +23,9 @@ def cache_limit() -> float:
     except ValueError:
         limit = 0.0
     if not 0 < limit < float("inf"):
-        raise BadInput(f"{LIMIT_NAME}={text[:40]}: the cache's limit in GiB is a number above zero; nearest: {LIMIT_GIB:g}")
+        raise BadInput(
+            f"{LIMIT_NAME}={text[:40]}: the cache's limit in GiB is a number above zero; nearest: {LIMIT_GIB:g}"
+        )
     return limit
 
 

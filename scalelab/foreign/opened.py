@@ -27,7 +27,23 @@ DONE_FILE = "source.json"
 SCHEMA = {"lines": [records.TEXT], "notes": [records.TEXT], "left_out": [records.TEXT], "single": records.TEXT}
 MOST_FILES = 200_000
 Report = Callable[[str, int, int], None]  # called with a run's name, its number, and how many there are
-CODE = (configs, convert, find, lines, names, questions, run, size, tensorboard, text, trainer, wandb, weights, wire, write)
+CODE = (
+    configs,
+    convert,
+    find,
+    lines,
+    names,
+    questions,
+    run,
+    size,
+    tensorboard,
+    text,
+    trainer,
+    wandb,
+    weights,
+    wire,
+    write,
+)
 
 
 def _silent(name: str, number: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""N of a model of any family: the elements of the tensors in safetensors files beside its log. Only headers are read."""
+"""N of a model of any family: the elements of tensors in safetensors files beside its log. Only headers are read."""
 
 import math
 import pathlib
