@@ -70,7 +70,7 @@ def test_the_cache_removes_what_was_used_longest_ago(tmp_path, monkeypatch):
     assert not any("cache:" in note for note in opened.open_source(sources[3]).notes)  # told once
     assert opened.open_source(sources[1]).runs  # read again
     monkeypatch.setenv("SCALELAB_FOREIGN_GIB", "-1")
-    with pytest.raises(BadInput, match="SCALELAB_FOREIGN_GIB=-1: .* above zero"):
+    with pytest.raises(BadInput, match=r"SCALELAB_FOREIGN_GIB=-1: .* above zero"):
         opened.open_source(sources[0])
 
 

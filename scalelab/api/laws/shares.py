@@ -32,6 +32,7 @@ from scalelab.laws.law.names import FEWEST_DOMAINS, MOST_DOMAINS
 from scalelab.laws.read.columns import fitting_columns
 from scalelab.laws.read.readers import column_names
 from scalelab.laws.read.table import read_table
+from scalelab.laws.read.where import filter_rows
 from scalelab.laws.use.mixture import BestShares, best_shares
 
 BY_SOURCE = "val_loss/"  # of a run of ours: the validation loss of one source
@@ -194,9 +195,10 @@ def _ask_groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _read_runs(paths: Sequence[str], losses: Sequence[str], where: Sequence[str]) -> MixtureTable:
     """Mixtures of finished runs: those whose role is not fit are left out where any has that one."""
-    if where:
-        raise BadInput("--where is for a table's rows, and these are runs: give a folder of those that count")
-    rows: list[dict[str, Any]] = [row for path in paths for row in read_grid(path)[0]]
+    every: list[dict[str, Any]] = [row for path in paths for row in read_grid(path)[0]]
+    rows = filter_rows(every, where)
+    if not rows:
+        raise BadInput(f"--where={' and '.join(where)} leaves none of {len(every)} runs")
     known = all_columns(rows)
     for name in (name for name in losses if name not in known):
         raise BadInput(f"no run has {name!r}{nearest_hint(name, known)}")
@@ -215,7 +217,11 @@ def _read_runs(paths: Sequence[str], losses: Sequence[str], where: Sequence[str]
     left = len(rows) - len(done)
     notes = [f"left out: {left} runs of another role or without a result"] * bool(left)
     sizes = {(row["N"], row["D"]) for row in done}
-    notes += [f"the runs differ in size: {len(sizes)} pairs of N and D share one law"] * (len(sizes) > 1)
+    if len(sizes) > 1:
+        N = min(size for size, _ in sizes)
+        notes.append(
+            f"the runs differ in size: {len(sizes)} pairs of N and D share one law; --where='N == {N}' takes one"
+        )
     return MixtureTable(domains, shares, values, notes)
 
 

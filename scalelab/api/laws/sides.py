@@ -17,8 +17,9 @@ from scalelab.api.arguments import (
     optional,
     several,
 )
+from scalelab.api.laws.side_names import distinct_names
 from scalelab.api.laws.side_rows import make_sides, read_sides
-from scalelab.api.laws.side_runs import RUN_FIELDS, distinct_names, read_side_runs
+from scalelab.api.laws.side_runs import RUN_FIELDS, read_side_runs
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.baseline_law import compare_floors

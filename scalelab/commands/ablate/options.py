@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.laws.side_runs import distinct_names
+from scalelab.api.laws.side_names import distinct_names
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.foreign import open_all
 from scalelab.cli.parser import (
@@ -19,7 +19,6 @@ from scalelab.cli.parser import (
 )
 from scalelab.errors import BadInput
 from scalelab.laws.use.multiplier.result import WORTH
-from scalelab.sweep.ablate.files import PREDICTION_FILE, TUNED_FILE
 
 LR_KEY = "optim.peak_lr"
 
@@ -67,6 +66,8 @@ def _open_sources(options: Any) -> None:
 
 def _refuse_study(paths: Sequence[str]) -> None:
     """BadInput for the folder of a study of `ablate`, which has its verdict already."""
+    from scalelab.sweep.ablate.files import PREDICTION_FILE, TUNED_FILE  # here: the help needs no study
+
     for path in paths:
         if (pathlib.Path(path) / TUNED_FILE).exists() or (pathlib.Path(path) / PREDICTION_FILE).exists():
             raise BadInput(f"{path} is a study's folder: --workdir={path}, with the study's options")

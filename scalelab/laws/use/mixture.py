@@ -5,17 +5,36 @@ sum of such losses is convex in the shares r, so its least value on the simplex 
 bounds how far any shares are from it. Legend: V validation losses, K training domains, B resamples.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import optimize
 
-from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.solve.optimum import FitError
 
 MOST_DRAWS = 400  # resamples whose best shares are searched for
 LARGEST_GAP = 1e-4  # nats: what the shares found may lose to the best ones
+
+
+class Resampled(Protocol):
+    """What refits to resampled rows gave: one array [B] for each parameter."""
+
+    @property
+    def params(self) -> Mapping[str, np.ndarray]:
+        """The parameters of each refit."""
+
+
+class FittedLaw(Protocol):
+    """A fitted mixture law with its refits, as `laws.fit` returns it."""
+
+    @property
+    def params(self) -> Mapping[str, float]:
+        """The fitted parameters: c, t1, t2, …"""
+
+    @property
+    def bootstrap(self) -> Resampled | None:
+        """The refits; None if none were made."""
 
 
 class MixingLaws(NamedTuple):
@@ -61,7 +80,7 @@ class BestShares(NamedTuple):
     draws: int
 
 
-def stack_laws(fits: Sequence[Fitted], weights: Sequence[float]) -> tuple[MixingLaws, list[MixingLaws]]:
+def stack_laws(fits: Sequence[FittedLaw], weights: Sequence[float]) -> tuple[MixingLaws, list[MixingLaws]]:
     """(the fitted laws, those of resamples) of a mixture law for each loss.
 
     Resamples of equal number are of the same rows for all losses, as all fits have one seed.
@@ -108,7 +127,9 @@ def _gap(laws: MixingLaws, shares: np.ndarray) -> float:
     return float(slope @ shares - slope.min())
 
 
-def best_shares(fits: Sequence[Fitted], weights: Sequence[float], tried: np.ndarray, level: float = 0.9) -> BestShares:
+def best_shares(
+    fits: Sequence[FittedLaw], weights: Sequence[float], tried: np.ndarray, level: float = 0.9
+) -> BestShares:
     """The shares of least weighted loss with intervals, from fits of a mixture law [V] and the mixtures tried [P, K].
 
     Intervals are percentiles of the best shares of each resample. FitError where an optimum is not certain.

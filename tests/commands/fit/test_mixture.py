@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from scalelab import api
 from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.record import records
 from tests.tables import table_path
 
 DOMAINS = 5
@@ -112,3 +115,26 @@ def test_what_gives_no_shares_is_refused(tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err
     assert main(["fit", str(path), "--losses=loss_web"]) == 2
     assert "it goes with --law=mixture" in capsys.readouterr().err
+
+
+def write_run(folder, mixture, losses, N=1000):
+    """A finished run on a mixture, as its record and config tell it."""
+    config = {"model": {"d_model": 8}, "train": {"seed": 0}, "log": {"role": ""}, "data": {"mixture": mixture}}
+    records.write_json(folder / "config.json", config)
+    by_source = {f"val_loss/{name}": loss for name, loss in losses.items()}
+    record = {"status": "done", "params": {"total": N}, "tokens": 1e6, "val_loss": float(np.mean([*losses.values()]))}
+    records.write_json(folder / "record.json", record | {"by_source": by_source})
+
+
+def test_runs_are_read_by_their_mixture_and_the_losses_of_their_sources(tmp_path):
+    for i in range(1, 10):
+        losses = {"web": 1.5 + np.exp(-0.15 * i), "code": 1.5 + np.exp(-0.15 * (10 - i))}
+        write_run(tmp_path / "runs" / f"run{i}", f"web={i}/10,code={10 - i}/10", losses)
+    write_run(tmp_path / "runs" / "larger", "web=1/2,code=1/2", {"web": 0.1, "code": 9.0}, N=9000)
+    fitted = api.fit_mixture(tmp_path, where="N == 1000", bootstrap=10)
+    assert fitted.domains == ["web", "code"] and fitted.weights == {"val_loss/web": 0.5, "val_loss/code": 0.5}
+    assert fitted.best.shares == pytest.approx([0.5, 0.5], abs=0.01) and fitted.notes == []
+    assert "the runs differ in size" in api.fit_mixture(tmp_path, bootstrap=2).notes[-1]
+    write_run(tmp_path / "runs" / "stages", "web=1; 10: code=1", {"web": 2.0, "code": 2.0})
+    with pytest.raises(BadInput, match="is not one mixture from step 0 on"):
+        api.fit_mixture(tmp_path, bootstrap=2)
