@@ -70,6 +70,7 @@ def test_folders_and_a_setting_and_the_table_of_the_same_runs_give_one_answer(tm
     [
         (["{lr}", "--baseline=x"], "which setting tells the sides apart? the runs differ in optim.peak_lr"),
         (["{lr}", "--columns=side=optim.peak_lr"], "--baseline is needed: one of 0.003, 0.01, 0.03"),
+        (["{lr}", "--columns=side=learning_rate"], "--baseline is needed: one of 0.003, 0.01, 0.03"),
         (["{lr}", "--columns=side=optim.peak_lr", "--baseline=0.1"], "the sides are 0.003, 0.01, 0.03"),
         (["{lr}", "--columns=side=wrmup", "--baseline=1"], "the runs have no setting 'wrmup'"),
         (["{lr}", "{eps}", "--seeds=5"], "--seeds has no effect with a table or runs"),

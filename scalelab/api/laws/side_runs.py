@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.foreign.names import own_keys
 from scalelab.index.table import read_runs
 from scalelab.laws.read.columns import plain_name
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys, varying_columns
@@ -78,7 +79,8 @@ def _find_side_key(
 def _find_key(rows: Sequence[Mapping[str, Any]], named: str) -> str:
     """The setting that `named` means: its whole key, or the last part of one. BadInput if there is none, or several."""
     known = list(dict.fromkeys(key for row in rows for key in row if "." in key and "/" not in key))
-    exact = [key for key in (named, f"source.{named}") if key in known]
+    ours = list(own_keys({named: 1})[0])  # the source's name of a key that stands under ours
+    exact = [key for key in (named, f"source.{named}", *ours) if key in known]
     fitting = exact[:1] or [key for key in known if plain_name(key.rpartition(".")[2]) == plain_name(named)]
     if len(fitting) == 1:
         return fitting[0]
