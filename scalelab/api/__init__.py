@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from scalelab.api.laws.curves import CurveStudy, fit_curves, predict_curves, read_curve, schedule_of
     from scalelab.api.laws.fits import best_settings, fit, fit_groups, load_law, read_table
     from scalelab.api.laws.ladder import AccuracyStudy, fit_accuracy
-    from scalelab.api.laws.sides import JudgedTable, judge_table
+    from scalelab.api.laws.shares import FittedMixture, fit_mixture
+    from scalelab.api.laws.sides import JudgedTable, judge_runs, judge_table
     from scalelab.api.planning import (
         calibrate,
         measure,
@@ -82,7 +83,17 @@ if TYPE_CHECKING:
     )
     from scalelab.api.work.coordcheck import coordcheck, draw_coordcheck
     from scalelab.api.work.stability import StabilityPlan, forecast_stability, plan_stability
-    from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, study_status, sweep_status
+    from scalelab.api.work.standing import (
+        JudgedSweep,
+        SweepStatus,
+        answer,
+        cancel_sweep,
+        follow,
+        judge_sweep,
+        serve,
+        study_status,
+        sweep_status,
+    )
     from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, tune
     from scalelab.api.work.sweeping import SweepDraft, Swept, draft_sweep, sweep, train_pack
     from scalelab.api.work.training import Trained, train
@@ -95,7 +106,8 @@ NAMES = {  # the functions and records of each file
     "laws.curves": "CurveStudy fit_curves predict_curves read_curve schedule_of",
     "laws.fits": "best_settings fit fit_groups load_law read_table",
     "laws.ladder": "AccuracyStudy fit_accuracy",
-    "laws.sides": "JudgedTable judge_table",
+    "laws.shares": "FittedMixture fit_mixture",
+    "laws.sides": "JudgedTable judge_runs judge_table",
     "planning": "calibrate measure plan plan_against plan_budget plan_counts plan_on_machine plan_sweep single_gpu",
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
@@ -112,7 +124,7 @@ NAMES = {  # the functions and records of each file
     "setup": "Created demo doctor download_tables init prepare reproduce studies study_command",
     "work.coordcheck": "coordcheck draw_coordcheck",
     "work.stability": "StabilityPlan forecast_stability plan_stability",
-    "work.standing": "SweepStatus answer cancel_sweep follow serve study_status sweep_status",
+    "work.standing": "JudgedSweep SweepStatus answer cancel_sweep follow judge_sweep serve study_status sweep_status",
     "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning tune",
     "work.sweeping": "SweepDraft Swept draft_sweep sweep train_pack",
     "work.training": "Trained train",

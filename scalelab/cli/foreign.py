@@ -22,7 +22,7 @@ def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> Non
     has_columns = any("--columns" in action.option_strings for action in parser._actions)
     if not has_columns:
         parser.add_argument("--columns", metavar="FIELD=COLUMN,…", help=f"{HELP}: {EXAMPLE}")
-    parser.sources = lambda options: _open_all(options, names, files, has_columns)
+    parser.sources = lambda options: open_all(options, names, files, has_columns)
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
@@ -38,10 +38,10 @@ def parse_fields(text: str | None) -> dict[str, str]:
     return fields
 
 
-def _open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
+def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
     text, rest, opened = options.columns, None, list[bool]()
-    if text and is_tables and any(os.path.isdir(path) for name in names for path in getattr(options, name)):
+    if text and is_tables and (files or any(os.path.isdir(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
         value = getattr(options, name)
@@ -54,7 +54,7 @@ def _open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) 
         if text and not any(opened):
             raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
         options.foreign = any(opened)
-    elif opened and all(opened):
+    elif opened and (all(opened) or (files and any(opened))):
         options.columns = rest
 
 

@@ -1,4 +1,5 @@
 """scalelab tune --config=FILE --workdir=DIR [--trials=T] [--config.group.key=value …]
+scalelab tune SOURCE [SOURCE…] [--by=KEY,KEY] [--columns=FIELD=COLUMN,…]
 
 Find good values for a config. The file's tune() says which keys are searched (nuisance), compared (scientific: each
 value gets a search of its own) and held (fixed):
@@ -14,9 +15,15 @@ config as it is are trained on fresh seeds, in pairs: it is adopted if the gain'
 
 It writes best.py, a config that trains the best, summary.json and a page (report.html). Run it again to resume.
 
+With SOURCEs nothing is trained: they are finished runs of a sweep, of this or another program (docs/foreign.md). It
+prints the mean loss of each setting over its seeds, which setting won, by how much, with an interval that knows that
+the best was picked by looking, and which are not told apart from it. --by: the keys that make a setting (default: all
+that differ).
+
 Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
 
     scalelab tune --config=tiny --workdir=runs/tune --trials=48
+    scalelab tune theirs/sweep --by=optim.peak_lr
 """
 
 import shlex
@@ -25,6 +32,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
+from scalelab.cli.foreign import add_sources
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -39,11 +47,17 @@ from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 
+JUDGING = ("sources", "by", "columns", "json", "foreign", "trust")
+
 
 def main(argv: list[str]) -> int:
     """Tune, plan or show a tuning; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     options = _parser().parse_args(rest)
+    if options.sources:
+        return _judge(options, overrides)
+    if options.by:
+        raise BadInput("--by goes with SOURCEs, finished runs: leave it out")
     code, lines, result = _show(options) if options.status else _tune(options, overrides)
     if options.json != "-":
         print("\n".join(lines))
@@ -54,6 +68,8 @@ def main(argv: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("tune", __doc__)
     add = parser.add_argument
+    add("sources", nargs="*", metavar="SOURCE", help="finished runs to judge: a folder of runs, of any program")
+    add("--by", metavar="KEY,KEY", help="of SOURCEs: the keys that make a setting (default: all that differ)")
     add("--config", type=config_path, metavar="FILE", help="a config file with get_config() and tune()")
     add("--workdir", type=folder_path, metavar="DIR", help="the tuning's folder; again to resume")
     add("--trials", type=whole_number, default=48, metavar="T", help="runs in all, probes and fresh seeds too (48)")
@@ -66,7 +82,28 @@ def _parser() -> Parser:
     add_trust_option(parser)
     add_executor_options(parser)
     add_take_over_option(parser)
+    add_sources(parser, ("sources",))
     return parser
+
+
+def _judge(options: Any, overrides: CommandLine) -> int:
+    """Print which setting of finished runs won. BadInput for an option that is for training."""
+    for name, value in vars(_parser().parse_args([])).items():
+        if name not in JUDGING and getattr(options, name) != value:
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with SOURCEs, which are judged: leave it out")
+    if overrides:
+        raise BadInput(f"--config.{next(iter(overrides))} has no effect with SOURCEs: leave it out")
+    from scalelab.cli.answers import print_answer
+    from scalelab.sweep.answer.winner import describe_winner
+    from scalelab.sweep.answer.wording import answer_json
+
+    judged = api.judge_sweep(options.sources, [key for key in (options.by or "").split(",") if key])
+    if options.json != "-":
+        print_answer(judged.answer)
+        print("\n".join(map(describe_winner, judged.winners)))
+    winners = [winner._asdict() for winner in judged.winners]
+    emit_json(answer_json(judged.answer) | {"winners": winners}, options.json)
+    return int(judged.answer.damaged > 0)
 
 
 def _show(options: Any) -> tuple[int, list[str], Any]:

@@ -55,8 +55,10 @@ def convert_run(run: ForeignRun, given: Mapping[str, str]) -> Converted:
     # Sizes are settings too: runs of several are no replications of one another.
     sizes = {"N": record.get("params", {}).get("total"), "D": record.get("tokens")}
     config["source"] |= {name: value for name, value in sizes.items() if value is not None}
-    if size.origin.startswith(("not taken", "config.json")) and not size.params:
+    if size.origin.startswith(("not taken", "config.json", "weights")) and not size.params:
         notes.append(f"N is not known: {size.origin}")
+    elif size.params and size.origin.startswith("safetensors") and "non_embedding" not in size.params:
+        notes.append("no name tells which tensors are embeddings: N counts all; --columns=N=… gives another count")
     elif not size.params:
         notes.append("N is not known: --columns=N=NAME or N=124M")
     told = {"step": how, **taken, **({"N": size.origin} if size.params else {}), **origins}

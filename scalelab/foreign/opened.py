@@ -2,6 +2,7 @@
 
 The cache is `foreign` beside the copies of stores ($SCALELAB_CACHE, else ~/.cache/scalelab), with one folder for each
 state of a source's files (paths, sizes, times) and choice of columns; each run's record has the hash of their contents.
+It has a limit (`cache`).
 """
 
 import functools
@@ -14,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalelab.errors import BadInput
-from scalelab.foreign import convert, find, names, questions, run, size, write
+from scalelab.foreign import convert, find, names, questions, run, size, weights, write
+from scalelab.foreign.cache import cache_limit, mark_used, prune_cache
 from scalelab.foreign.readers import configs, lines, tensorboard, text, trainer, wandb, wire
 from scalelab.foreign.write import Imported
 from scalelab.record import listing, records
@@ -25,7 +27,23 @@ DONE_FILE = "source.json"
 SCHEMA = {"lines": [records.TEXT], "notes": [records.TEXT], "left_out": [records.TEXT], "single": records.TEXT}
 MOST_FILES = 200_000
 Report = Callable[[str, int, int], None]  # called with a run's name, its number, and how many there are
-CODE = (configs, convert, find, lines, names, questions, run, size, tensorboard, text, trainer, wandb, wire, write)
+CODE = (
+    configs,
+    convert,
+    find,
+    lines,
+    names,
+    questions,
+    run,
+    size,
+    tensorboard,
+    text,
+    trainer,
+    wandb,
+    weights,
+    wire,
+    write,
+)
 
 
 def _silent(name: str, number: int, total: int) -> None:
@@ -57,6 +75,7 @@ def open_if_foreign(
 def open_source(source: pathlib.Path, columns: Mapping[str, str] | None = None, report: Report = _silent) -> Imported:
     """Import a foreign source into the cache, if it is not there, and describe it. BadInput as `import_source`."""
     columns = dict(columns or {})
+    cache_limit()  # refuses an odd one before the work
     place = _place_of(source, columns)
     if (done := _read_done(place)) is not None:
         return done
@@ -78,7 +97,8 @@ def open_source(source: pathlib.Path, columns: Mapping[str, str] | None = None, 
         shutil.rmtree(draft, ignore_errors=True)
     done = _read_done(place)
     assert done is not None
-    return done
+    told = prune_cache(place.parent, place)
+    return done._replace(notes=[*done.notes, told]) if told else done
 
 
 def _read_done(place: pathlib.Path) -> Imported | None:
@@ -87,6 +107,7 @@ def _read_done(place: pathlib.Path) -> Imported | None:
         return None
     try:
         content: dict[str, Any] = records.read_json(place / DONE_FILE, SCHEMA)
+        mark_used(place)
         folder = path_below(place, content["single"], str(place / DONE_FILE))
         return Imported(folder, listing.run_folders(folder), content["lines"], content["notes"], content["left_out"])
     except BadInput:

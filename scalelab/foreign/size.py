@@ -1,4 +1,4 @@
-"""N of a run that others trained: from its model's config.json, from a value that names it, or as the user says."""
+"""N of a run that others trained: by its model's config.json or weights, a value that names it, or the user."""
 
 import math
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.foreign.names import is_count
 from scalelab.foreign.run import ForeignRun, constant_values
+from scalelab.foreign.weights import count_weights
 from scalelab.hf import FORMATS
 from scalelab.hf.formats import from_hf_config
 from scalelab.laws.read.columns import USUAL_NAMES, plain_name, split_conversion, unit_factor, without_prefix
@@ -28,7 +29,8 @@ class Size(NamedTuple):
 
 
 def find_size(run: ForeignRun, given: str | None) -> Size:
-    """Find N: `given` (a count, or the name of a value, perhaps converted), else the model's config, else a value.
+    """Find N: `given` (a count, or the name of a value, perhaps converted), else the config of a model that is known
+    here, else the elements of the weights beside the log, else a value.
 
     BadInput for a `given` text that is neither.
     """
@@ -38,6 +40,10 @@ def find_size(run: ForeignRun, given: str | None) -> Size:
         return Size(_given_size(given, values, run.name), model, given)
     if counted:
         return Size(counted, model, f"config.json of {run.hf_config['model_type']}")  # type: ignore[index]
+    weights, told = count_weights(run.files[0].parent) if run.files else ({}, "")
+    if weights:
+        return Size(weights, model, told)
+    note = "; ".join(filter(None, (note, told)))
     named = {key: value for key, value in values.items() if _names_n(key) and is_count(value)}
     sizes = {round(value * unit_factor(key, "N")) for key, value in named.items()}
     if len(sizes) == 1:

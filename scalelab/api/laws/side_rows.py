@@ -27,15 +27,21 @@ def read_sides(
     path: pathlib.Path, columns: str | None, baseline: str, block: str | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Read (rows with the fields of `multiplier`, lines on what was chosen). BadInput for a damaged table."""
-    lines = read_raw_rows(path)
+    return make_sides(read_raw_rows(path), path.name, parse_columns(columns, FIELDS), baseline, block)
+
+
+def make_sides(
+    lines: Sequence[Mapping[str, Any]], table: str, columns: Mapping[str, str], baseline: str, block: str | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Make (rows with the fields of `multiplier`, lines on what was chosen) of a table's lines. BadInput as above."""
     header = list(dict.fromkeys(key for line in lines for key in line))
-    names = _choose_columns(lines, header, parse_columns(columns, FIELDS), path)
+    names = _choose_columns(lines, header, columns, table)
     cells = [(COUNTED.get(f, f), str(line.get(names[f]) or "")) for line in lines for f in NUMBERS if f in names]
     mark = find_decimal_mark((field, cell) for field, cell in cells if cell.strip().lower() not in LOST)
-    rows = [_read_row(line, names, mark, f"{path.name}, row {i}") for i, line in enumerate(lines, 1)]
+    rows = [_read_row(line, names, mark, f"{table}, row {i}") for i, line in enumerate(lines, 1)]
     chosen = ", ".join(f"{field}: {name!r}" for field, name in names.items() if field != name and not columns)
     seedless = [] if "seed" in names else ["no column seed: rows of a side at one budget count as seeds, not as pairs"]
-    blocks, blocked = _choose_blocks(lines, rows, names, baseline, block, path)
+    blocks, blocked = _choose_blocks(lines, rows, names, baseline, block, table)
     if blocks:
         seedless = []
     for i, (row, line) in enumerate(zip(rows, lines, strict=True)):
@@ -52,7 +58,7 @@ def _choose_blocks(
     names: Mapping[str, str],
     baseline: str,
     named: str | None,
-    path: pathlib.Path,
+    table: str,
 ) -> tuple[list[str], list[str]]:
     """(the columns by which runs of a budget are paired, a line on them): the named ones, else those that are found."""
     header = list(dict.fromkeys(key for line in lines for key in line))
@@ -61,7 +67,7 @@ def _choose_blocks(
     if named:
         columns = [column.strip() for column in named.split(",")]
         for column in columns:
-            _check_block(column, lines, header, names, path)
+            _check_block(column, lines, header, names, table)
         return columns, [f"runs of a budget are paired by {', '.join(columns)}, as --block says"]
     budgets = distinct_budgets([row["C"] for row in rows if row["side"] == baseline and row.get("C")] or [1.0])
     places = [nearest_budget(row["C"], budgets) if row.get("C") else None for row in rows]
@@ -117,11 +123,11 @@ def _warn_of_tuned(
 
 
 def _check_block(
-    column: str, lines: Sequence[Mapping[str, Any]], header: list[str], names: Mapping[str, str], path: pathlib.Path
+    column: str, lines: Sequence[Mapping[str, Any]], header: list[str], names: Mapping[str, str], table: str
 ) -> None:
     """BadInput for a column that can't tell blocks apart."""
     if column not in header:
-        raise BadInput(f"--block: {path.name} has no column {column!r}{nearest_hint(column, header)}")
+        raise BadInput(f"--block: {table} has no column {column!r}{nearest_hint(column, header)}")
     for field in ("side", "loss", "seed"):
         if names.get(field) == column:
             raise BadInput(
@@ -130,17 +136,17 @@ def _check_block(
     for i, line in enumerate(lines, 1):
         if line.get(column) in (None, ""):
             raise BadInput(
-                f"{path.name}, row {i}: {shorten_text(column)!r} is empty, and --block={column} pairs runs by it"
+                f"{table}, row {i}: {shorten_text(column)!r} is empty, and --block={column} pairs runs by it"
             )
 
 
 def _choose_columns(
-    lines: Sequence[Mapping[str, Any]], header: list[str], named: Mapping[str, str], path: pathlib.Path
+    lines: Sequence[Mapping[str, Any]], header: list[str], named: Mapping[str, str], table: str
 ) -> dict[str, str]:
     """Choose {field: column}: the named one, else a column of the field's own name, else one of the usual names."""
     for column in named.values():
         if column not in header:
-            raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest_hint(column, header)}")
+            raise BadInput(f"--columns: {table} has no column {column!r}{nearest_hint(column, header)}")
     usual = {"side": ("variant", "optimizer", "arm"), "C": ("flops", "compute"), "loss": ("val_loss", "final_loss"),
              "seed": ("train.seed", "random_seed", "rng_seed", "replicate", "repeat", "rep")}  # fmt: skip
     numeric = [name for name in header if all(looks_numeric(line.get(name) or "1") for line in lines)]
@@ -156,7 +162,7 @@ def _choose_columns(
                 names[field] = near[0]
             elif field in NEEDED:
                 raise BadInput(
-                    f"{path.name} has no column {field!r}: name it, --columns={field}=…; it has {', '.join(header)}"
+                    f"{table} has no column {field!r}: name it, --columns={field}=…; it has {', '.join(header)}"
                 )
     return names
 

@@ -1,4 +1,4 @@
-"""Judge a table of others' runs, one row a run with its side, as `scalelab ablate TABLE` does."""
+"""Judge a table of others' runs, a row a run with its side, or folders of runs, as `scalelab ablate` does."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import POSITIVE, Facts, Path, check_arguments, optional
-from scalelab.api.laws.side_rows import read_sides
-from scalelab.errors import BadInput
+from scalelab.api.arguments import (
+    POSITIVE,
+    RUNS,
+    TEXT,
+    Facts,
+    Path,
+    check_arguments,
+    list_paths,
+    optional,
+    several,
+)
+from scalelab.api.laws.side_names import distinct_names
+from scalelab.api.laws.side_rows import make_sides, read_sides
+from scalelab.api.laws.side_runs import RUN_FIELDS, read_side_runs
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.baseline_law import compare_floors
 from scalelab.laws.use.multiplier.design import next_pair
@@ -16,10 +28,11 @@ from scalelab.laws.use.multiplier.result import WORTH, Multiplier
 
 
 class JudgedTable(NamedTuple):
-    """The verdicts on a table's variants, as the command's --json prints them, and notes on the reading."""
+    """The verdicts on variants, as the command's --json prints them, notes on the reading, and the baseline."""
 
     variants: list[Facts]
     notes: list[str]
+    baseline: str
 
 
 @check_arguments(target_flops=optional(POSITIVE))
@@ -46,14 +59,69 @@ def judge_table(
         raise BadInput(f"{table} does not exist" if not pathlib.Path(table).exists() else f"{table} is not a file")
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     rows, notes = read_sides(pathlib.Path(table), named or None, baseline, block)
-    results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}), worth=worth)
+    return _judge_rows(rows, notes, baseline, Asked(target_flops, dict(fix or {}), worth, next, comparable))
+
+
+@check_arguments(sources=several(RUNS), target_flops=optional(POSITIVE), names=optional(several(TEXT)))
+def judge_runs(
+    sources: Path | Sequence[Path],
+    baseline: str | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
+    next: bool = False,
+    columns: Mapping[str, str] | None = None,
+    block: str | None = None,
+    comparable: bool = False,
+) -> JudgedTable:
+    """Judge by runs of any program whether a change holds at scale (`scalelab ablate SOURCE…`).
+
+    `sources`: a folder of runs for each side, or one whose runs differ in the setting `columns={"side": KEY}`;
+    `baseline`: a side (default: the first source); `names`: the sides of the sources (default: the folders' names).
+    A run's budget is its C, else 6 N D. Others as `judge_table`. BadInput for runs that can't be judged.
+    """
+    given = list_paths(sources)
+    for field in (field for field in columns or {} if field not in RUN_FIELDS):
+        hint = nearest_hint(field, RUN_FIELDS)
+        raise BadInput(f"--columns={field}=…: of runs of this program, it names side and seed{hint}")
+    sides = list(names or distinct_names(given))
+    if len(sides) != len(given):
+        raise BadInput(f"names={sides}: one for each of {len(given)} sources")
+    lines, notes = read_side_runs([pathlib.Path(path) for path in given], sides, columns or {})
+    known = list(dict.fromkeys(str(line["side"]) for line in lines))
+    if baseline is None:
+        if "side" in (columns or {}) or len(given) == 1:
+            raise BadInput(f"--baseline is needed: one of {', '.join(known)}")
+        baseline = sides[0]
+        notes.append(f"the baseline is {baseline}, the first; --baseline=NAME names another")
+    if baseline not in known:
+        raise BadInput(f"--baseline={baseline}: the sides are {', '.join(known)}{nearest_hint(baseline, known)}")
+    rows, chosen = make_sides(lines, "runs", {}, baseline, block)
+    asked = Asked(target_flops, dict(fix or {}), worth, next, comparable)
+    return _judge_rows(rows, [*notes, *chosen], baseline, asked)
+
+
+class Asked(NamedTuple):
+    """What is asked of the rows: the target, values that are given, the smallest multiplier that matters, and more."""
+
+    target_flops: float | None
+    fix: dict[str, float]
+    worth: float
+    next: bool
+    comparable: bool
+
+
+def _judge_rows(rows: Sequence[Facts], notes: list[str], baseline: str, asked: Asked) -> JudgedTable:
+    results = multiplier(rows, baseline=baseline, target_flops=asked.target_flops, fix=asked.fix, worth=asked.worth)
     content: list[Facts] = [{"variant": name} | result.to_json() for name, result in results.items()]
     for each, result in zip(content, results.values(), strict=True):
         if doubt := _other_tokenizer(rows, baseline, each["variant"]) or other_floor(result, baseline):
-            each |= _ask_comparable(each, doubt, comparable)
-    for each, result in zip(content if next else (), results.values() if next else (), strict=True):
-        each["next"] = next_pair(result)
-    return JudgedTable(content, notes)
+            each |= _ask_comparable(each, doubt, asked.comparable)
+        if asked.next:
+            each["next"] = next_pair(result)
+    return JudgedTable(content, notes, baseline)
 
 
 def _other_tokenizer(rows: Sequence[Mapping[str, Any]], baseline: str, variant: str) -> str:

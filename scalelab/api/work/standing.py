@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalelab.api.arguments import FOLDER, RUNS, WORKDIR, Facts, check_arguments, list_paths, several
 from scalelab.api.door import Path, Progress, silent
@@ -20,6 +20,7 @@ from scalelab.sweep.live import LiveView, read_live
 if TYPE_CHECKING:
     from scalelab.report.serve import LiveServer
     from scalelab.sweep.answer.ranking import SweepAnswer
+    from scalelab.sweep.answer.winner import Winner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,25 @@ def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "Swe
     if not keys and len(folders) > 1:
         raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
     return rows.answer_by(folders, keys) if keys else rows.answer_folder(folders[0])
+
+
+class JudgedSweep(NamedTuple):
+    """The best settings of a sweep: its answer, and the winner of each size and budget with its lead."""
+
+    answer: "SweepAnswer"
+    winners: "list[Winner]"
+
+
+@check_arguments(sources=several(RUNS))
+def judge_sweep(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> JudgedSweep:
+    """Judge which setting of finished runs won, by how much, over seeds (`scalelab tune SOURCE…`).
+
+    `sources`, `by` and errors as `answer`; the runs may be another program's.
+    """
+    from scalelab.sweep.answer.winner import find_winners
+
+    answered = answer(sources, by)
+    return JudgedSweep(answered, find_winners(answered))
 
 
 @check_arguments(workdir=FOLDER)

@@ -2,9 +2,12 @@
 
 import argparse
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
+from scalelab.api.laws.side_names import distinct_names
 from scalelab.cli.executor_options import add_executor_options
+from scalelab.cli.foreign import open_all
 from scalelab.cli.parser import (
     LARGEST_VALUE,
     Parser,
@@ -24,8 +27,9 @@ def make_parser(doc: str | None) -> Parser:
     """Make the command's parser, with `doc` as its help."""
     parser = Parser("ablate", doc)
     add = parser.add_argument
-    add("table", nargs="?", type=file_of_table, metavar="TABLE", help="runs of others, a row each")
-    add("--baseline", metavar="FILE|NAME", help="the baseline: a config, or a side of the table")
+    help = "a table of runs, a row each; or a folder or log of runs for each side"
+    add("sources", nargs="*", type=existing_path, metavar="TABLE|SOURCE", help=help)
+    add("--baseline", metavar="FILE|NAME", help="the baseline: a config, or a side (of folders: the first)")
     at = "where the verdict is given (default: the largest budget)"
     add("--target-flops", type=count_above_zero, metavar="C", help=at)
     add("--fix", action="append", default=[], metavar="E=1.6", help="give E or alpha of E + A C^-alpha, do not fit it")
@@ -37,13 +41,36 @@ def make_parser(doc: str | None) -> Parser:
         help=f"the smallest multiplier that matters (default: {WORTH:g}); between 1/M and M nothing does",
     )
     add("--next", action="store_true", help="which further pair of runs would settle it most cheaply")
-    _table(parser.add_argument_group("a table").add_argument)
+    _table(parser.add_argument_group("a table, or folders of runs").add_argument)
     _study(parser.add_argument_group("a study").add_argument)
     _more(parser.add_argument_group("before and after the study").add_argument)
     add_trust_option(parser)
     add_executor_options(parser)
     add_take_over_option(parser)
+    parser.sources = _open_sources
     return parser
+
+
+def is_table(paths: Sequence[str]) -> bool:
+    """Whether the sources are one file, which is a table of runs."""
+    return len(paths) == 1 and pathlib.Path(paths[0]).is_file()
+
+
+def _open_sources(options: Any) -> None:
+    """Open runs of other programs, and keep the names of their folders: they are the sides."""
+    options.names = distinct_names(options.sources)
+    if options.sources and not is_table(options.sources):
+        _refuse_study(options.sources)
+        open_all(options, ("sources",), files=True, is_tables=True)
+
+
+def _refuse_study(paths: Sequence[str]) -> None:
+    """BadInput for the folder of a study of `ablate`, which has its verdict already."""
+    from scalelab.sweep.ablate.files import PREDICTION_FILE, TUNED_FILE  # here: the help needs no study
+
+    for path in paths:
+        if (pathlib.Path(path) / TUNED_FILE).exists() or (pathlib.Path(path) / PREDICTION_FILE).exists():
+            raise BadInput(f"{path} is a study's folder: --workdir={path}, with the study's options")
 
 
 def _table(add: Any) -> None:
@@ -51,7 +78,7 @@ def _table(add: Any) -> None:
         "--columns",
         metavar="side=A,C=B,…",
         help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s, N (parameters) "
-        "(default: columns of these names)",
+        "(default: columns of these names); of runs also what they log, and side and seed are settings",
     )
     paired = "runs of a budget are paired by COLUMN, such as a width (default: found; none: they are seeds)"
     add("--block", metavar="COLUMN", help=paired)
@@ -117,11 +144,9 @@ def numbers(text: str) -> list[float]:
     return [count_above_zero(part) for part in text.split(",")]
 
 
-def file_of_table(text: str) -> str:
-    """argparse type: a file that exists."""
-    if pathlib.Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder: a study's folder is --workdir={text}")
-    if not pathlib.Path(text).exists():
+def existing_path(text: str) -> str:
+    """argparse type: a file or folder that exists."""
+    if not pathlib.Path(text).expanduser().exists():
         raise argparse.ArgumentTypeError(f"{text} does not exist")
     return text
 

@@ -1,14 +1,18 @@
-"""`scalelab fit … --best-of=lr,batch --per=N,D`: from the losses of a sweep to its best settings and their laws."""
+"""Best settings: of a sweep (`scalelab fit … --best-of=lr,batch --per=N,D`), of a mixture (`--law=mixture`)."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from scalelab import api
 from scalelab.api.laws.settings import read_best_settings
+from scalelab.api.laws.shares import find_losses
 from scalelab.commands.fit import settings_text, text
-from scalelab.commands.fit.options import finished_words
+from scalelab.commands.fit.options import MIXTURE, finished_words
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
+from scalelab.laws.law.names import MOST_DOMAINS
+from scalelab.laws.read.columns import parse_columns
+from scalelab.laws.use.mixture import MOST_DRAWS
 from scalelab.laws.use.settings import best as best_lib
 from scalelab.laws.use.settings.best import BestSettings
 
@@ -37,6 +41,46 @@ def run_best_settings(options: Any) -> tuple[list[str], dict[str, Any]]:
         result["figures"] = api.draw_fit(read, options.figures)
         lines += ["", *(f"wrote {path}" for path in result["figures"])]
     return lines, result
+
+
+def wants_shares(options: Any) -> bool:
+    """Whether best shares are asked for: by --losses, or by --law=mixture where losses of domains are all there is."""
+    if options.losses or options.law != MIXTURE or options.by or "loss=" in (options.columns or ""):
+        return bool(options.losses)
+    return len(find_losses(options.sources)) > 1
+
+
+def run_best_shares(options: Any) -> tuple[list[str], dict[str, Any]]:
+    """Fit a mixing law to each loss, and find the best shares: (lines for a person, the JSON object)."""
+    if not options.bootstrap:
+        raise BadInput("--bootstrap=0 gives no interval, and best shares without one say little: ask for resamples")
+    fitted = api.fit_mixture(
+        options.sources, _parse_losses(options.losses), columns=_parse_shares(options.columns), where=options.where,
+        bootstrap=min(options.bootstrap, MOST_DRAWS), seed=options.seed,
+        level=INTERVAL_LEVEL if options.level is None else options.level,
+    )  # fmt: skip
+    return settings_text.describe_shares(fitted), {"sources": options.sources} | fitted.to_json()
+
+
+def _parse_losses(given: str | None) -> dict[str, float]:
+    """Parse `loss_web:0.7,loss_code` as weights by name, 1 where none is given."""
+    weights: dict[str, float] = {}
+    for part in given.split(",") if given else []:
+        name, colon, text = part.rpartition(":")
+        try:
+            name, weight = (name, float(text)) if colon else (part, 1.0)
+        except ValueError:
+            raise BadInput(f"--losses: {part!r} is not COLUMN or COLUMN:WEIGHT, such as loss_web:0.7") from None
+        if name in weights:
+            raise BadInput(f"--losses names {name} twice")
+        weights[name] = weight
+    return weights
+
+
+def _parse_shares(given: str | None) -> dict[str, str]:
+    """Parse --columns=r1=web,r2=code: of a mixture only shares are named."""
+    known = [f"r{place}" for place in range(1, MOST_DOMAINS + 1)]
+    return parse_columns(given, known)
 
 
 def _parse_names(given: str | None, option: str) -> list[str]:

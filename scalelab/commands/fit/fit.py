@@ -4,6 +4,7 @@
   scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --figures=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
   scalelab fit sweep.csv --best-of=lr,batch --per=N,D --target-values=N=1e9,D=1e11
+  scalelab fit mixtures.csv --law=mixture --losses=loss_web:0.7,loss_code:0.3
   scalelab fit runs/a runs/b runs/c --law=annealing --predict-run=runs/d --schedule-of=configs/mine.py
   scalelab fit ladder.csv --accuracy --columns=loss=task_loss,accuracy=acc --target-values=N=7e9,D=4e12
 
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
     run = approaches.run_approach if options.approach < 3 else by.run_group_fit if options.by else law.run_law_fit
     try:
         run = best_settings.run_best_settings if options.best_of else run
+        run = best_settings.run_best_shares if best_settings.wants_shares(options) else run
         run = curves.run_curve_fit if options.law in law_docs(CURVES) else run
         lines, result = (ladder.run_ladder if options.accuracy else run)(options)
     except FitError as failure:
@@ -123,6 +125,12 @@ def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="one of the laws above (default: chinchilla)")
     add("--hold", type=parse_pairs, metavar="E=X,…", help="hold these parameters at values and fit the others")
     add("--best-of", metavar="lr,batch", help="find the best of these settings in each group of runs, and their laws")
+    add(
+        "--losses",
+        metavar="A[:W],…",
+        help="--law=mixture: losses of validation domains and their weights, of which the "
+        "best shares are found (default: all that tell their domain)",
+    )
     add("--per", metavar="N,D", help="what makes a group for --best-of, and what the laws are of")
     add(
         "--over",

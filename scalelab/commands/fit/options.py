@@ -36,6 +36,8 @@ CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of", "best_schedule")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
     "figures", "json")  # fmt: skip
+USED_BY_SHARES = ("sources", "columns", "law", "losses", "where", "bootstrap", "seed", "level", "json")
+MIXTURE = "mixture"
 ACCURACY_OPTIONS = ("last_checkpoints",)
 USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_convention", "where", "finished", "hold",
     "objective", "delta", "bootstrap", "cluster", "seed", "level", "target_values", "holdout", "json")  # fmt: skip
@@ -74,6 +76,10 @@ def refuse_idle(options: Any, defaults: dict[str, Any]) -> None:
         return _refuse(changed - set(USED_BY_CURVES), f"with --law={law}")
     _refuse(changed & set(CURVE_OPTIONS), f"with --law={law}", f"; it is for --law={' or '.join(law_docs(CURVES))}")
     _refuse(changed & set(ACCURACY_OPTIONS), "without --accuracy")
+    if options.losses:
+        if law != MIXTURE:
+            raise BadInput("--losses weighs losses of several validation domains: it goes with --law=mixture")
+        return _refuse(changed - set(USED_BY_SHARES), "with --losses")
     if options.best_of:
         hint = "; --target-values=N=…,D=… predicts" if options.target_flops else ""
         return _refuse(changed - set(USED_BY_SETTINGS), "with --best-of", hint)

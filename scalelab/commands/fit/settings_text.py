@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from scalelab.api.laws.shares import FittedMixture
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit.text import format_span
 from scalelab.laws.read.points import SAME_VALUE
@@ -177,3 +178,35 @@ def describe_prediction(best: BestSettings, at: Mapping[str, float]) -> list[str
         rows.append([name, f"{setting:.4g}", format_span((low, high), 3), f"{cost:.2%}"])
     place = ", ".join(f"{name} {value:.4g}" for name, value in at.items())
     return ["", f"a new group at {place}:", *align_columns(rows)] if best.laws else []
+
+
+def describe_shares(fitted: FittedMixture) -> list[str]:
+    """Format the best shares with intervals, the losses there, and what they gain over the best mixture tried."""
+    best, level = fitted.best, f"{fitted.level:.0%}"
+    tried = fitted.tried[best.tried]
+    rows = [
+        [name, f"{share:.3f}", f"{low:.3f} to {high:.3f}", f"{low_tried:.3g} to {high_tried:.3g}", f"{one:.3f}"]
+        for name, share, (low, high), low_tried, high_tried, one in zip(
+            fitted.domains, best.shares, best.intervals, fitted.tried.min(0), fitted.tried.max(0), tried, strict=True
+        )
+    ]
+    weights = ", ".join(f"{name} {weight:.3g}" for name, weight in fitted.weights.items())
+    lines = [
+        *fitted.notes,
+        f"{len(fitted.tried)} runs; one law c + exp(sum t_j r_j) for each loss; weights: {weights}",
+        "",
+    ]
+    lines += align_columns([("domain", "best share", level, "tried", "best tried"), *rows])
+    (low, high), (least, most) = best.loss_interval, best.gain_interval
+    lines += [
+        "",
+        f"weighted loss there: {best.loss:.4f} ({level}: {low:.4f} to {high:.4f}), "
+        + ", ".join(f"{name} {loss:.4f}" for name, loss in zip(fitted.weights, best.losses, strict=True)),
+        f"gain over the best mixture tried, by the laws: {best.gain:.4f} ({level}: {least:.4f} to {most:.4f})"
+        + ("" if least > 0 else ": no gain is shown"),
+        f"intervals: refits to {best.draws} resamples; the shares lose at most {best.gap:.1g} to the best of the laws",
+    ]
+    lines += [f"outside what was tried: {', '.join(fitted.domains[i] for i in best.outside)}"] * bool(best.outside)
+    if len(fitted.weights) == 1:
+        lines.append("a law of one loss is best at one domain alone: --losses=A,B weighs several validation domains")
+    return lines + [f"{name}: {warning}" for name, law in fitted.laws.items() for warning in law.warnings()]

@@ -73,11 +73,34 @@ def _held_out_names(part: specs.SourcePart) -> list[str]:
 
 
 def _files_below(part: specs.SourcePart) -> dict[str, bool]:
-    """{path: whether its name says that it is held out}; that of a file which is named alone says nothing."""
-    patterns = [os.path.expanduser(pattern.strip()) for pattern in part.places.split(",")]
+    return find_held_out(part.places, part.paths)
+
+
+def find_held_out(places: str, paths: Sequence[str]) -> dict[str, bool]:
+    """{path: whether its name says that it is held out}, of the files of globs separated by commas.
+
+    The name of a file that is named alone says nothing.
+    """
+    patterns = [os.path.expanduser(pattern.strip()) for pattern in places.split(",")]
     chosen = {os.path.realpath(pattern) for pattern in patterns if os.path.isfile(pattern)}
     below = [_fixed_folder(pattern) for pattern in patterns if not os.path.isfile(pattern)]
-    return {path: path not in chosen and any(says_held_out(path, folder) for folder in below) for path in part.paths}
+    return {path: path not in chosen and any(says_held_out(path, folder) for folder in below) for path in paths}
+
+
+def question_held_out(places: str, paths: Sequence[str]) -> str:
+    """A line that asks about files of data.path whose names say val, valid, test or dev; "" if there are none."""
+    files = find_held_out(places, paths)
+    named = [path for path, says_so in files.items() if says_so]
+    if not named:
+        return ""
+    more = f" and {len(named) - 1} more" if named[1:] else ""
+    rest = [path for path in files if path not in named]
+    train = f"--source={_quoted(rest)} " if rest else ""
+    return (
+        f"data.path takes {named[0]}{more} for the corpus, of which a share is held out, and the name says it is held "
+        f"out itself: `scalelab prepare {train}--val-source={_quoted(named)} --tokenizer=bytes --out=DIR` makes it the "
+        "validation set; naming it without a glob says that it is meant"
+    )
 
 
 def _hub_files(part: specs.SourcePart) -> dict[str, bool]:

@@ -86,7 +86,7 @@ def source_files(config: Any) -> list[pathlib.Path]:
     """The files that a `data` group reads, one document each, in order; [] for a source of another kind."""
     if config.source == "stdlib":
         return _stdlib_files()
-    return _text_files(config.path) if config.source == "text" else []
+    return text_files(config.path) if config.source == "text" else []
 
 
 def _stdlib_files() -> list[pathlib.Path]:
@@ -95,7 +95,7 @@ def _stdlib_files() -> list[pathlib.Path]:
     return sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
 
 
-def _text_files(text: str) -> list[pathlib.Path]:
+def text_files(text: str) -> list[pathlib.Path]:
     """List the files of globs separated by commas, sorted by path."""
     patterns = [p.strip() for p in text.split(",") if p.strip()]
     return sorted({path for pattern in patterns for path in _expand(pattern)})
@@ -110,7 +110,7 @@ def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def text_source(config: DataConfig) -> Source:
     """The files of `data.path`, one document each, sorted by path; a file named twice counts once."""
-    files = _text_files(config.path)
+    files = text_files(config.path)
     if not files:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
     for path in files:

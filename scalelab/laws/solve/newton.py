@@ -13,6 +13,7 @@ from scalelab.laws.solve.problem import Problem
 TOLERANCE = 1e-10  # converged: no step can lower the objective by more than this share of it
 ROUNDING = 1e-28  # ... or by more than this per point (on noise-free data the objective itself goes to zero)
 SINGULAR = 1e-14  # curvature below this, relative to the parameter's own, counts as zero
+MOST_DAMPED = 1e30  # a step is zero long before; beyond, doubling again and again would overflow
 HUGE = 1e100  # a law this many times the data is far from them, and its square may overflow
 
 
@@ -129,7 +130,7 @@ def descend(
         trials = np.clip(x_now + np.stack([step for step, _ in offers]), lower[active], upper[active])
         values = np.stack([problem.value(trial, w_now, moved_now) for trial in trials])
         lowered = values < value_now
-        damping[:, active] = np.maximum(damping[:, active] * np.where(lowered, 0.2, 4.0), SINGULAR)
+        damping[:, active] = np.clip(damping[:, active] * np.where(lowered, 0.2, 4.0), SINGULAR, MOST_DAMPED)
         best = values.argmin(axis=0), np.arange(len(active))
         x[active] = np.where(lowered[best][:, None], trials[best], x_now)
         value[active] = np.minimum(values[best], value_now)

@@ -66,3 +66,18 @@ def test_every_check_passes_a_plain_run(check):
     made = config()
     data = load_run_dataset(made)
     assert all(note.kind == "chosen" for note in check(Candidate(make_train_spec(made, data.hparams), data)))
+
+
+def test_files_of_a_glob_whose_names_say_that_they_are_held_out_are_asked_about(tmp_path):
+    for name in ("train.txt", "val.txt", "evaluate.txt"):
+        (tmp_path / name).write_text("some text " * 200)
+
+    def notes(source, path):
+        run = Candidate(make_train_spec(config(data__source=source, data__path=path)), None)
+        return [note.text for note in checks.warn_of_held_out_names(run) if note.text]
+
+    (line,) = notes("text", f"{tmp_path}/*.txt")
+    assert line.startswith(f"data.path takes {tmp_path}/val.txt for the corpus")
+    assert f"--source={tmp_path}/evaluate.txt,{tmp_path}/train.txt --val-source={tmp_path}/val.txt" in line
+    assert notes("text", f"{tmp_path}/train.txt,{tmp_path}/val.txt") == []  # named one by one: it is meant
+    assert notes("stdlib", "") == []

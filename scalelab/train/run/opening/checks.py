@@ -14,6 +14,8 @@ from scalelab.config import optimizer_defaults
 from scalelab.config.checks import interplay
 from scalelab.config.steps import schedule_steps
 from scalelab.data.dataset import Dataset
+from scalelab.data.prepare.validation import question_held_out
+from scalelab.data.sources.sources import text_files
 from scalelab.hardware import host_memory
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 from scalelab.hardware.tactics import switch
@@ -72,6 +74,13 @@ def check_sources(run: Candidate) -> Iterable[Note]:
     """Refuse a mixture or a cap that doesn't fit the data; how much is held out, and read of each source."""
     facts, text = sources.plan_sources(run.spec.config, run.dataset)
     return [Note("chosen", sources.describe_split(run.dataset)), Note("chosen", text, facts)]
+
+
+def warn_of_held_out_names(run: Candidate) -> Iterable[Note]:
+    """Ask about files of data.source=text whose names say that they are a validation set."""
+    data = run.spec.config.data
+    if data.source == "text":
+        yield Note("data", question_held_out(data.path, [str(path) for path in text_files(data.path)]))
 
 
 def warn_of_values(run: Candidate) -> Iterable[Note]:
@@ -139,6 +148,7 @@ CHECKS: tuple[Check, ...] = (
     check_metrics,
     describe_choices,
     check_sources,
+    warn_of_held_out_names,
     warn_of_values,
     check_layout,
     describe_model,

@@ -1,0 +1,72 @@
+"""The best shares of a mixture: a closed form, a search over the simplex, and intervals that hold the truth."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from scalelab import laws
+from scalelab.laws.law.axis_forms import mixture_of
+from scalelab.laws.use import mixture
+from scalelab.laws.use.mixture import MixingLaws
+
+
+@pytest.mark.parametrize(("a", "b"), [(-2.0, -1.0), (-1.0, -1.0), (-0.4, -3.0), (-9.0, -2.0)])
+def test_two_domains_meet_where_their_slopes_do(a, b):
+    """exp(a r) + exp(b (1 - r)) is least where a exp(a r) = b exp(b (1 - r)), or at the nearer end."""
+    closed = (b + math.log(b / a)) / (a + b)
+    found, gap = mixture.find_best(MixingLaws(np.ones(2), np.array([[a, 0.0], [0.0, b]]), np.full(2, 0.5)))
+    assert found == pytest.approx([min(max(closed, 0), 1), 1 - min(max(closed, 0), 1)], abs=1e-4) and gap < 1e-4
+
+
+def test_no_point_of_a_grid_over_the_simplex_is_better():
+    grid = np.array([(i, j, 40 - i - j) for i, j in itertools.product(range(41), repeat=2) if i + j <= 40]) / 40
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        weights = rng.dirichlet(np.ones(4))
+        one = MixingLaws(rng.uniform(1, 3, 4), rng.uniform(-8, 2, (4, 3)), weights)
+        shares, gap = mixture.find_best(one)
+        least = min(float(weights @ (one.c + np.exp(one.t @ point))) for point in grid)
+        assert shares.sum() == pytest.approx(1) and shares.min() >= 0
+        assert one.loss(shares) <= least + 1e-9 and one.loss(shares) - gap <= least + 1e-12
+
+
+TRUTH = {"c": np.array([1.2, 1.5]), "t": np.array([[-1.6, 0.1], [0.2, -1.1]])}
+LATTICE = np.array([(i / 10, 1 - i / 10) for i in range(11)] * 2)
+
+
+def simulate(rng, noise=0.002):
+    """Fits of both laws to a table that the truth made, its lattice twice."""
+    fits = []
+    for c, t in zip(TRUTH["c"], TRUTH["t"], strict=True):
+        loss = (c + np.exp(LATTICE @ t)) * np.exp(noise * rng.standard_normal(len(LATTICE)))
+        table = {"r1": LATTICE[:, 0], "r2": LATTICE[:, 1], "loss": loss}
+        fits.append(laws.fit(table, mixture_of(2), bootstrap=60, identify=False, cluster="none"))
+    return fits
+
+
+@pytest.mark.full
+def test_intervals_hold_the_true_shares_about_as_often_as_they_say():
+    best = mixture.find_best(MixingLaws(TRUTH["c"], TRUTH["t"], np.full(2, 0.5)))[0]
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(25):
+        found = mixture.best_shares(simulate(rng), (1.0, 1.0), LATTICE)
+        low, high = found.intervals[0]
+        held += low <= best[0] <= high
+        assert found.outside == () and found.gain >= -1e-9
+    assert held >= 18  # of 25 at 90 %: fewer come by chance once in 200 times
+
+
+@pytest.mark.full
+def test_a_mixture_that_is_as_good_everywhere_has_no_gain():
+    """Both losses are the same in all mixtures but for noise: any share will do, and nothing is gained."""
+    rng = np.random.default_rng(2)
+    fits = []
+    for c in (2.0, 2.5):
+        table = {"r1": LATTICE[:, 0], "r2": LATTICE[:, 1], "loss": c * np.exp(0.003 * rng.standard_normal(22))}
+        fits.append(laws.fit(table, mixture_of(2), bootstrap=60, identify=False, cluster="none"))
+    found = mixture.best_shares(fits, (1.0, 1.0), LATTICE)
+    low, high = found.intervals[0]
+    assert high - low > 0.5 and found.gain_interval[0] <= 0.003
