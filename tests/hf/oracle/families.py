@@ -30,6 +30,19 @@ def configs(t):
             **SMALL, use_parallel_residual=True, use_qkv_bias=True, layer_norm_eps=1e-4,
             rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0},
         ),
+        "stablelm_partial": t.StableLmConfig(**SMALL | {"hidden_size": 32}, rope_theta=1e3, layer_norm_eps=1e-4),
+        "gemma2": t.Gemma2Config(
+            **SMALL | {"num_hidden_layers": 4}, pad_token_id=None, head_dim=8, query_pre_attn_scalar=3, sliding_window=5,
+            attn_logit_softcapping=2.0, final_logit_softcapping=6.0, rope_theta=1e3,
+        ),
+        "gemma3_text": t.Gemma3TextConfig(
+            **SMALL | {"num_hidden_layers": 4}, pad_token_id=None, head_dim=8, query_pre_attn_scalar=3, sliding_window=5,
+            sliding_window_pattern=3, final_logit_softcapping=9.0,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        ),
         "granite": t.GraniteConfig(
             **SMALL, embedding_multiplier=3.0, logits_scaling=0.7, residual_multiplier=0.6, attention_multiplier=0.2,
             attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_theta=1e3,
