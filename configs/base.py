@@ -56,7 +56,7 @@ MODEL = {
         source="Gemma 2: 2; Gemma 3: 6"),
     "rope_local_theta": key(0.0, "rope_theta of layers with a window; 0: as in the others", unit="positions",
         range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
-    "rope_share": key(1.0, "rope: share of a head's numbers, its first ones, that are rotated", range=above(0, 1),
+    "rope_share": key(1.0, "rope: share of a head's numbers, its first ones, that are rotated", range=(0.01, 1),
         source="GPT-NeoX-20B, StableLM-3B-4E1T: 0.25"),
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),

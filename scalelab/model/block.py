@@ -95,8 +95,8 @@ def _branch_ends(shape: ModelShape) -> tuple[str, ...]:
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output.
 
-    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1); `around`: x + norm(attention(norm(x))),
-    x + norm(mlp(norm(x))) (Gemma 2, section 2). `parallel`: x + attention(norm(x)) +
+    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1); `around`: x +
+    norm(attention(norm(x))), x + norm(mlp(norm(x))) (Gemma 2, section 2). `parallel`: x + attention(norm(x)) +
     mlp(norm(x)) with one norm (PaLM, section 2). A user's own block gets the same parts (`BlockParts`).
     """
 
