@@ -144,7 +144,7 @@ def program_kernel(kernel: str, attention: str, backend: str = "") -> str:
 
 def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Target, masked: bool = False) -> str:
     """Why this kernel can't run on `target`; "" where it can."""
-    if shape.position == "relative" and kind != "blockwise":
+    if shape.position == "relative" and kind in FUSED:
         return "it does not support model.position='relative'; 'blockwise', 'plain' and 'xla' do"
     if shape.attention_softcap and kind not in ("blockwise", "plain"):
         return "it does not know model.attention_softcap; 'blockwise' and 'plain' do"
