@@ -57,7 +57,9 @@ class WordEncoder:
     def agrees_on(self, letter: str) -> bool:
         """Whether a letter is split alike in the neighbourhoods that a split goes by."""
         neighbours = ("{}", "{0}{0}", "a{}b", "1{}2", " {} ", "a {}a", ".{}.", "'{}", "'{}e x", "'r{} v", "'l{}")
-        text = "\n".join([*(each.format(letter) for each in neighbours), f"\t{letter}  {letter}1\r\n{letter}  {letter}"])
+        text = "\n".join(
+            [*(each.format(letter) for each in neighbours), f"\t{letter}  {letter}1\r\n{letter}  {letter}"]
+        )
         theirs = [text[start:end] for _, (start, end) in self.inner.pre_tokenizer.pre_tokenize_str(text)]
         return theirs == self.pattern.findall(text)
 
@@ -92,7 +94,7 @@ ASCII = {chr(code) for code in range(128)}
 
 
 def make_word_encoder(inner: Any, content: Mapping[str, Any]) -> Callable[[str], np.ndarray | None] | None:
-    """`WordEncoder.encode` of a tokenizer.json; None where its texts are not encoded word by word, or by other rules."""
+    """`WordEncoder.encode` of a tokenizer.json; None where texts are not encoded word by word, or by other rules."""
     added = content.get("added_tokens") or []
     pattern = _find_split(content.get("pre_tokenizer") or {})
     model = content.get("model") or {}
