@@ -56,6 +56,8 @@ MODEL = {
         source="Gemma 2: 2; Gemma 3: 6"),
     "rope_local_theta": key(0.0, "rope_theta of layers with a window; 0: as in the others", unit="positions",
         range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
+    "rope_share": key(1.0, "rope: share of a head's numbers, its first ones, that are rotated", range=(0.01, 1),
+        source="GPT-NeoX-20B, StableLM-3B-4E1T: 0.25"),
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
     "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; experts: sequential with "
@@ -63,16 +65,16 @@ MODEL = {
         'stacks of unequal layers, each with its depth: "sequential=1,parallel=5"',
         source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True, stacked=True,
         choices="model/block.py:BLOCKS"),  # sequential parallel experts
-    "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
-        source="after: OLMo 2 (2024), sec. 2.1",
-        choices="model/block.py:NORM_PLACES"),  # before after
+    "norm_place": key("before", "norms before attention and MLP, after them, on their outputs, or both (around)",
+        source="after: OLMo 2 (2024), sec. 2.1; around: Gemma 2 (2024), sec. 2",
+        choices="model/block.py:NORM_PLACES"),  # before after around
     "norm": key("rmsnorm", "kind of norm",
         source="rmsnorm: Zhang & Sennrich 2019; layernorm_nobias: PaLM, sec. 2",
         choices="model/layers.py:NORMS"),  # rmsnorm layernorm layernorm_nobias
     "norm_eps": key(1e-6, "added to the mean square", range=POSITIVE),
     "mlp": key("swiglu", "activation of the MLP; gelu in its tanh form",
-        source="swiglu: Shazeer 2020; relu2: So et al. 2021; relu: OPT (2022)",
-        choices="model/layers.py:GATED+UNGATED"),  # swiglu | gelu relu2 relu
+        source="swiglu, geglu: Shazeer 2020; relu2: So et al. 2021; relu: OPT (2022)",
+        choices="model/layers.py:GATED+UNGATED"),  # swiglu geglu | gelu relu2 relu
     "qk_norm": key(False, "whether queries and keys have an RMSNorm", source="Henry et al. 2020"),
     "qk_norm_over": key("head", "qk_norm: over each head by itself, or over all heads at once",
         source="head: Qwen 3 (2025); projection: OLMo 2 (2024)",
@@ -80,6 +82,8 @@ MODEL = {
     "tied_head": key(False, "whether the head is the embedding, transposed"),
     "bias": key(False, "whether every projection has a bias"),
     "qkv_bias": key(False, "whether queries, keys and values alone have biases", source="Qwen 2.5 (2024)"),
+    "attention_softcap": key(0.0, "cap of attention's logits: x -> cap x tanh(x / cap); 0: off", range=(0, 1e6),
+        source="Gemma 2 (2024), sec. 2: 50"),
     "logit_softcap": key(0.0, "cap: logits -> cap x tanh(logits / cap); 0: off", range=(0, 1e6), source="Gemma 2: 30"),
     "logit_scale": key("none", "rsqrt_width: logits / sqrt(d_model), for a tied embedding of init_std 1",
         source="PaLM, sec. 5",

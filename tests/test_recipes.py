@@ -58,7 +58,7 @@ ORACLE = json.loads((HERE / "counts.json").read_text())["models"]
 
 
 @pytest.mark.parametrize("name", [n for n in ORACLE if n in NAMES])
-def test_experts_are_counted_as_by_transformers(name):
+def test_parameters_are_counted_as_by_transformers(name):
     """To the last parameter of transformers' own class, but for the parts that our model lacks, which it says."""
     theirs, recipe = ORACLE[name], recipes.find_recipe(name)
     ours = size.count_parameters(recipe.config.to_dict())
@@ -128,7 +128,8 @@ def test_what_a_preset_brings_is_the_presets_word():
 
 KEPT = {"position", "norm", "mlp", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
         "nope_every", "logit_scale", "n_shared_experts", "router_scores", "router_groups", "balance_rate", "init_std",
-        "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
+        "projection_std", "depth_scaled_init", "rope_theta", "rope_share", "attention_softcap", "logit_softcap",
+        "remat"}  # fmt: skip
 
 
 def stacks(model):

@@ -76,6 +76,8 @@ class ModelShape:
     d_head_rope: int = 64
     d_head_value: int = 0
     rope_mscale: float = 1.0
+    rope_share: float = 1.0
+    attention_softcap: float = 0.0
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
     parts: int = 0  # from parallel.parts
@@ -101,8 +103,8 @@ class ModelShape:
 
     @property
     def d_rotated(self) -> int:
-        """Numbers of a head's query and key that RoPE rotates."""
-        return self.d_head_rope if self.d_kv_latent else self.d_head
+        """Numbers of a head's query and key that RoPE rotates: of a latent's the last, else the first."""
+        return self.d_head_rope if self.d_kv_latent else int(self.rope_share * self.d_head)
 
     @property
     def width_ratio(self) -> float:

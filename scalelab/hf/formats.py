@@ -31,8 +31,6 @@ IRRELEVANT_KEYS = (
         "parts",
         "expert_buffer",
     ),
-    # without effect unless there is a window, which requires the first; the second needs a window
-    *("global_every", "rope_local_theta"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
     *("router_z_weight", "balance_weight", "balance_sequence_weight", "expert_products"),
 )
@@ -59,6 +57,7 @@ NEUTRAL = frozenset({
 
 # Options that no format can express, and those of blocks that only formats of mixtures can.
 COMMON_BLOCK = {"nope_every": 0, "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
+COMMON_BLOCK |= {"rope_share": 1.0, "attention_softcap": 0.0}
 PLAIN_BLOCK = COMMON_BLOCK | {"block": "sequential", "n_experts": 0, "d_kv_latent": 0}
 
 
@@ -80,7 +79,8 @@ class Format:
     change no logits. Any other name is refused, unless its value means that something is off.
 
     `factors(config.json, shape)`: {layer: factor} on our parameters, by the multipliers of a config.json: with them a
-    model without multipliers computes the same function.
+    model without multipliers computes the same function. `implied(shape)`: the same of multipliers that stand in
+    transformers' code; parameters that are written are divided by them.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Format:
     also: tuple[str, ...] = ()
     neutral: tuple[str, ...] = ()
     factors: Callable[[Mapping[str, Any], ModelShape], dict[str, float]] = lambda content, shape: {}
+    implied: Callable[[ModelShape], dict[str, float]] = lambda shape: {}
 
 
 def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
@@ -174,4 +175,5 @@ def unsupported_keys(form: Format, shape: ModelShape) -> dict[str, tuple[Any, An
 def keys_without_effect(shape: Any) -> set[str]:
     """Keys of parts that this model doesn't have."""
     parts = ((shape.n_experts, EXPERT_KEYS), (shape.d_kv_latent, LATENT_KEYS), (shape.qk_norm, ("qk_norm_over",)))
+    parts += tuple((getattr(shape, key), (key,)) for key in ("global_every", "rope_local_theta"))  # off
     return {key for part, keys in parts if not part for key in keys}

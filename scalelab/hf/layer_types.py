@@ -15,6 +15,7 @@ MOST_LAYERS = 10_000  # of a config.json whose layers differ
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW_KEYS = ("window", "global_every")  # keys of config.model that `window_to_hf` and `window_from_hf` convert
 ROPE_GROUP = "rope_parameters"
+LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's in transformers 4
 
 
 def check_layer_count(values: Mapping[str, Any]) -> int:
@@ -77,6 +78,8 @@ def layered_rope_to_hf(shape: ModelShape) -> dict[str, Any]:
 def layered_rope_constraints(shape: ModelShape) -> dict[str, Any]:
     """Values required of a shape: layers with a window are never scaled."""
     limits = options.rope_constraints(shape)
+    if shape.window and not shape.global_every:
+        limits["rope_scaling"] = "none"
     if shape.window and shape.global_every and shape.rope_scaling != "none" and not shape.rope_local_theta:
         limits["rope_local_theta"] = shape.rope_theta
     return limits
@@ -97,7 +100,9 @@ def layered_rope_from_hf(
     if local.get("rope_type", "default") != "default":
         raise BadInput(f"{ROPE_GROUP}.{SLIDING}.rope_type={local['rope_type']!r}: only 'default' can be read")
     theta = _theta(f"{ROPE_GROUP}.{FULL}.rope_theta", full.get("rope_theta"), content.get("rope_theta"), theta)
-    local_theta = _theta(f"{ROPE_GROUP}.{SLIDING}.rope_theta", local.get("rope_theta"), None, local_theta)
+    local_theta = _theta(
+        f"{ROPE_GROUP}.{SLIDING}.rope_theta", local.get("rope_theta"), content.get(LOCAL_THETA), local_theta
+    )
     is_apart = theta != local_theta or read["rope_scaling"] != "none"
     return read | {"rope_theta": theta, "rope_local_theta": local_theta if is_apart else 0.0}
 

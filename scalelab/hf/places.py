@@ -33,6 +33,7 @@ class TensorRow:
     transposed: bool = False  # outs x ins, as in torch's Linear; else ins x outs
     interleaved: bool = False  # RoPE's pairs side by side in theirs; in ours they are halves, the last d_head_rope outs
     exact: bool = False  # fp32 in a file of any dtype
+    offset: float = 0.0  # ours are theirs plus this: Gemma's gains are 1 + w
 
 
 def layer_norms(names: Mapping[str, str]) -> tuple[TensorRow, ...]:
@@ -63,6 +64,7 @@ class TensorPlace:
     transposed: bool
     rotated: int = 0  # outs whose pairs are side by side in the file
     exact: bool = False
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,12 +78,14 @@ class TensorPlace:
         parts = []
         for name, declared in zip(self.ours, self.declared, strict=True):
             part = np.asarray(leaves[name][self.index])
+            part = part - np.float32(self.offset) if self.offset else part
             parts.append(_regroup(part, self.rotated, (2, -1)).reshape(self._flat(declared)))
         whole = np.concatenate(parts, axis=-1)
         return np.ascontiguousarray(whole.swapaxes(-1, -2) if self.transposed else whole)
 
     def unpack(self, tensor: np.ndarray, leaves: Leaves, within: tuple[int, ...] = ()) -> None:
         """Copy the tensor of a file, or its part at the index `within`, into the arrays of our parameters."""
+        tensor = tensor + np.float32(self.offset) if self.offset else tensor
         whole = tensor.swapaxes(-1, -2) if self.transposed else tensor
         ends = np.cumsum([self._flat(declared)[-1] for declared in self.declared])[:-1]
         for name, declared, part in zip(self.ours, self.declared, np.split(whole, ends, axis=-1), strict=True):
@@ -138,7 +142,7 @@ def tensor_places(form: Table, shape: ModelShape, rows: tuple[TensorRow, ...] | 
             each, rotated = tuple(declared[name] for name in names), shape.d_rotated if row.interleaved else 0
             for index in np.ndindex(each[0].shape[: row.theirs.count("{}")]):
                 name = row.theirs.format(*(first + index[0], *index[1:]) if index else ())
-                tensors[name] = TensorPlace(names, each, index, row.transposed, rotated, row.exact)
+                tensors[name] = TensorPlace(names, each, index, row.transposed, rotated, row.exact, row.offset)
     _refuse_unplaced(form, shape, named_leaves(parameter_declarations(shape)), placed)
     return tensors
 

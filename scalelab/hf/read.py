@@ -21,7 +21,7 @@ from scalelab.hf import FORMATS, files
 from scalelab.hf.families.mixtures import sparse_layers
 from scalelab.hf.files import CONFIG_FILE, TensorHeader
 from scalelab.hf.formats import Format, from_hf_config, keys_without_effect
-from scalelab.hf.multipliers import multiply_layers
+from scalelab.hf.multipliers import join_factors, multiply_layers
 from scalelab.hf.options import KINDS_WITH_ORIGINAL
 from scalelab.hf.places import TensorPlace, all_declarations, tensor_places
 from scalelab.model.block import forward_multipliers
@@ -88,7 +88,7 @@ def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
         _refuse_absurd(form, values, headers)
         config = _config(values)
         shape = config_lib.static(config).model
-        factors = {layer: f for layer, f in form.factors(content, shape).items() if np.float32(f) != 1}
+        factors = join_factors(form.factors(content, shape), form.implied(shape))
         fused = any(name.endswith(FUSED_TENSOR) for name in headers)
         _refuse_many_experts(shape, headers, fused)
         left_out = _layers_beyond(form, content, shape.n_layers, headers)

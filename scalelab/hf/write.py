@@ -124,7 +124,7 @@ def write_model(
     where = tensor_places(form, with_bias)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
-    params, folded = fold_multipliers(shape, params)
+    params, folded = fold_multipliers(shape, params, form)
     lineage = {**lineage, "scalelab": VERSION, "dtype": dtype, "folded": folded}
     texts, specials = tokenizer_files(tokenizer, shape.seq_len, options.begins) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")

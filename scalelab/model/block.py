@@ -44,20 +44,26 @@ Branch = Callable[[jax.Array], jax.Array]  # [B, S, D] -> [B, S, D]
 
 
 def _in_sequence(add: Callable, attend: Branch, mlp: Branch, xs: Parts) -> Parts:
-    return add(mlp, "mlp_norm", add(attend, "attention_norm", xs))
+    return add(mlp, "mlp", add(attend, "attention", xs))
 
 
-# Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
+# Both branches on the residual stream x: `add(branch, its name, x)` is x + the branch, with its norm or norms, of x.
 BLOCKS: dict[str, Callable[..., Parts]] = {
     "sequential": _in_sequence,
-    "parallel": lambda add, attend, mlp, xs: add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm", xs),
+    "parallel": lambda add, attend, mlp, xs: add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention", xs),
     "experts": _in_sequence,  # with experts in the place of the MLP
 }
-# A branch of the stream, whole along the sequence, and the norm of its input or of its output, in parts.
+# A branch of the stream, whole along the sequence, and the norm of its input, of its output, or one of each, in parts.
+# `norm(ending)` makes the branch's norm, whose name ends so.
 NORM_PLACES: dict[str, Callable[..., Parts]] = {
-    "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm, xs)))),
-    "after": lambda branch, norm, split, xs: map_parts(norm, split(branch(gather_sequence(xs)))),
+    "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm("_norm"), xs)))),
+    "after": lambda branch, norm, split, xs: map_parts(norm("_norm"), split(branch(gather_sequence(xs)))),
+    "around": lambda branch, norm, split, xs: map_parts(
+        norm("_out_norm"), split(branch(gather_sequence(map_parts(norm("_norm"), xs))))
+    ),
 }
+# The endings of the names of the norms on a branch's output.
+OUTPUT_NORMS = {"after": "_norm", "around": "_out_norm"}
 
 
 def forward_multipliers(shape: ModelShape) -> dict[str, float]:
@@ -79,8 +85,8 @@ def forward_multipliers(shape: ModelShape) -> dict[str, float]:
 
 def _branch_ends(shape: ModelShape) -> tuple[str, ...]:
     """The layers of a block whose outputs are added to the residual stream."""
-    if shape.norm_place == "after":
-        return ("attention_norm", "mlp_norm")
+    if ending := OUTPUT_NORMS.get(shape.norm_place):
+        return (f"attention{ending}", f"mlp{ending}")
     kinds = {stack.block for stack in stacks(shape)}
     routed = ("experts.down", "experts.shared.down") if "experts" in kinds else ()
     return ("attention.o", *routed, *(("mlp.down",) if kinds - {"experts"} else ()))
@@ -89,7 +95,8 @@ def _branch_ends(shape: ModelShape) -> tuple[str, ...]:
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output.
 
-    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1). `parallel`: x + attention(norm(x)) +
+    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1); `around`: x +
+    norm(attention(norm(x))), x + norm(mlp(norm(x))) (Gemma 2, section 2). `parallel`: x + attention(norm(x)) +
     mlp(norm(x)) with one norm (PaLM, section 2). A user's own block gets the same parts (`BlockParts`).
     """
 
@@ -149,7 +156,7 @@ class Block(nn.Module):
             return split_parts(x_BSD, parts, *SPLIT)
 
         def add(branch: Callable, name: str, xs: Parts) -> Parts:
-            ys = NORM_PLACES[self.shape.norm_place](branch, norm(name=name), split, xs)
+            ys = NORM_PLACES[self.shape.norm_place](branch, lambda ending: norm(name=name + ending), split, xs)
             return tuple(x + times * y for x, y in zip(xs, ys, strict=True))
 
         return join_parts(BLOCKS[self.shape.block](add, attend, mlp, split(x_BSD)), *SPLIT)

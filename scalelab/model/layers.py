@@ -176,6 +176,7 @@ def _normalize(
 # Hidden units of an MLP from its first product, or from two: `up` and `gate`.
 GATED: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "swiglu": lambda up, gate: jax.nn.silu(gate) * up,  # Shazeer 2020
+    "geglu": lambda up, gate: jax.nn.gelu(gate, approximate=True) * up,  # the same; tanh: Gemma (2024)
 }
 UNGATED: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),  # in its tanh form

@@ -27,7 +27,10 @@ FORMER_IDENTITY_KEYS = (
 
 CODE_PREFIX = "code."  # prefix of a key that names a user's function; `code.KEY` stands for the function's source files
 # Keys that earlier versions did not have, and the value they trained under; not counted at that value.
-LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0, "model.rope_mscale": 1.0}
+LATER_KEYS = {
+    "optim.clip": "global", "guard.skip": "step", "eval.patience": 0, "model.rope_mscale": 1.0,
+    "model.rope_share": 1.0, "model.attention_softcap": 0.0,
+}  # fmt: skip
 # Parts of a model that earlier versions did not have, by the key that is 0 without the part: its keys by their
 # beginnings, not counted without it.
 LATER_PARTS = {

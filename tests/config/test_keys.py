@@ -32,6 +32,7 @@ BESIDE = {
     "model.n_heads": {"model.d_head": 16},
     "model.n_kv_heads": {"model.n_heads": MOST, "model.d_head": 16},
     "model.d_head": {"model.position": "none"},
+    "model.rope_share": {"model.d_head": 200},
     "model.rope_factor": {"model.rope_scaling": "linear"},
     **{f"model.{name}": MANY_EXPERTS for name in EXPERT_KEYS},
     **{f"model.{name}": {"model.d_kv_latent": 16} for name in ("d_q_latent", "d_head_value")},

@@ -35,9 +35,14 @@ MODELS = {
     "llama": {"model__n_kv_heads": 2, "model__qk_norm": True, "train__z_loss": 1e-2},
     "gpt2, documents, micro-batches": GPT2 | MASKED | {"train__accumulate": 2},
     "chinchilla": {"model__position": "relative", "model__mlp": "relu2", "model__bias": True, "model__tied_head": True},
-    "gemma 3": {
+    "gemma": {
         "model__window": 5, "model__global_every": 2, "model__rope_local_theta": 500.0, "model__qk_norm": True,
-        "model__norm_place": "after", "model__qk_norm_over": "projection", "model__logit_softcap": 30.0, **MASKED,
+        "model__norm_place": "around", "model__mlp": "geglu", "model__logit_softcap": 30.0,
+        "model__attention_softcap": 2.0, **MASKED,
+    },
+    "olmo 3, a share of rope": {
+        "model__window": 5, "model__norm_place": "after", "model__qk_norm": True,
+        "model__qk_norm_over": "projection", "model__rope_share": 0.5,
     },
     "yarn, no positions in some layers": {
         "model__rope_scaling": "yarn", "model__rope_factor": 4.0, "model__rope_original": 16, "model__nope_every": 2,

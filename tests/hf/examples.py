@@ -17,6 +17,7 @@ STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
 LATENT = {"d_kv_latent": 16, "d_head_rope": 6, "d_head_value": 10}
 ROUTED = {"block": "experts", "n_experts": 6, "d_expert": 24}
 NORMS_AFTER = {"norm_place": "after", "qk_norm": True, "qk_norm_over": "projection", "norm_eps": 1e-5}
+GEMMA = {"mlp": "geglu", "norm_place": "around", "window": 5, "n_kv_heads": 2, "d_head": 6, "global_every": 2}
 NO_BIAS = {"balance_rate": 0.0}
 DEEPSEEK = {
     "d_kv_latent": 8, "d_q_latent": 12, "d_head": 6, "d_head_rope": 4, "d_head_value": 5, "d_ff": 40,
@@ -58,6 +59,25 @@ MODELS = {
     "phi3": (base.llama(32, 2, 4), {"n_kv_heads": 2, "window": 5, "d_ff": 40}, 0),
     "stablelm": (base.llama(32, 2, 4), {"norm": "layernorm", "qkv_bias": True, "n_kv_heads": 2}, 0),
     "stablelm_parallel": (base.llama(24, 2, 3), {"norm": "layernorm", "block": "parallel", "tied_head": True}, 0),
+    "stablelm_partial": (base.llama(32, 2, 4), {"norm": "layernorm", "rope_share": 0.25, "rope_theta": 100.0}, 0),
+    "gemma2": (base.llama(32, 4, 4), GEMMA | {"attention_softcap": 2.0, "logit_softcap": 6.0, "tied_head": True}, 0),
+    "gemma2_untied_mup": (
+        base.llama(32, 3, 4),
+        GEMMA | {"attention_softcap": 1.5, "n_kv_heads": 1, "window": 0, "global_every": 0},
+        12,
+    ),
+    "gemma3_text": (
+        base.llama(32, 5, 4),
+        GEMMA
+        | {"qk_norm": True, "global_every": 3, "rope_local_theta": 50.0, "rope_theta": 1e4, "rope_scaling": "linear"}
+        | {"rope_factor": 8.0, "tied_head": True, "logit_scale": "rsqrt_width"},
+        0,
+    ),
+    "gemma3_local_completep": (
+        base.llama(32, 2, 4),
+        GEMMA | {"qk_norm": True, "global_every": 0, "tied_head": True},
+        12,
+    ),
     "granite": (base.llama(32, 2, 4), {"n_kv_heads": 2, "bias": True, "tied_head": True}, 0),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),

@@ -26,13 +26,13 @@ LLAMA, GPT2 = HERE / "their_llama", HERE / "their_gpt2"
 MIXTRAL, OLMOE, DEEPSEEK = HERE / "their_mixtral", HERE / "their_olmoe", HERE / "their_deepseek_v3"
 FAMILIES = [
     *(("qwen2", 27), ("qwen3", 24), ("olmo2", 25), ("olmo3", 58), ("smollm3", 67), ("phi3", 14), ("stablelm", 28)),
-    *(("granite", 34), ("mistral", 21)),
+    *(("granite", 34), ("mistral", 21), ("gemma2", 46), ("gemma3_text", 54), ("stablelm_partial", 26)),
 ]  # name, tensors
 
 
 def quick(name):
-    """Marks: granite, with multipliers, and one with layers of two kinds stand for all."""
-    return [] if name in ("granite", "olmo3") else [pytest.mark.full]
+    """Marks: one with multipliers, caps and layers of two kinds stands for all."""
+    return [] if name == "gemma2" else [pytest.mark.full]
 
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -70,7 +70,7 @@ def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes,
     assert (origin["dtypes"], len(origin["files"]), origin["format"]) == (
         dtypes,
         files,
-        folder.name.removeprefix("their_").removesuffix("_dense"),
+        folder.name.removeprefix("their_").removesuffix("_dense").removesuffix("_partial"),
     )
     assert "exported_from" not in origin
 
@@ -181,7 +181,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 CONFIGS = {
     "another model": (
         {"model_type": "bloom"},
-        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gpt2, granite, llama",
+        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gemma2, gemma3_text",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),
@@ -273,7 +273,38 @@ FAMILY_CONFIGS = {
         {"use_parallel_residual": "false"},
         "use_parallel_residual='false' is not true or false",
     ),
-    "a share of a head": ("stablelm", {"partial_rotary_factor": 0.25}, "partial_rotary_factor=0.25: only 1.0"),
+    "a share of a head": (
+        "stablelm",
+        {"partial_rotary_factor": 0.25},
+        "partial_rotary_factor=0.25 and 1.0: one number",
+    ),
+    "a share above one": (
+        "stablelm_partial",
+        {"partial_rotary_factor": 1.5},
+        "partial_rotary_factor=0.25 and 1.5: one",
+    ),
+    "no scale of queries": (
+        "gemma2",
+        {"query_pre_attn_scalar": 0},
+        "query_pre_attn_scalar=0 is not a number from 1e-9",
+    ),
+    "a cap in words": (
+        "gemma2",
+        {"attn_logit_softcapping": "50"},
+        "attn_logit_softcapping='50' is not a number from 0",
+    ),
+    "a cap that is not applied": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping=50.0: only None",
+    ),
+    "both ways": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention=True: gemma3_text as",
+    ),
+    "two local thetas": ("gemma3_text", {"rope_local_base_freq": 9.0}, "they must agree"),
+    "another gelu": ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu': only 'gelu_pytorch_tanh'"),
     "no logits": ("granite", {"logits_scaling": 0}, "logits_scaling=0 is not a number from 1e-9"),
     "longrope": (
         "phi3",

@@ -66,17 +66,22 @@ def by_hand(of, params, row):
         k, v = (np.repeat(z, of.n_heads // of.n_kv_heads, axis=1) for z in (k, v))
         local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
         if not (of.nope_every and (layer + 1) % of.nope_every == 0):
+            turned = int(of.rope_share * of.d_head)
+            (q, k), rest = (z[..., :turned] for z in (q, k)), [z[..., turned:] for z in (q, k)]
             turns, longer = np.asarray(rope_frequencies(of), np.float64), yarn_amplitude(of)
             if local and of.rope_local_theta:
-                turns, longer = of.rope_local_theta ** (-2 * np.arange(len(turns)) / of.d_head), 1.0
+                turns, longer = of.rope_local_theta ** (-2 * np.arange(len(turns)) / turned), 1.0
             turn = np.exp(1j * np.arange(len(x))[:, None] * turns)[:, None]
             q, k = (np.split(z, 2, axis=-1) for z in (q, k))
             q, k = ((z[0] + 1j * z[1]) * turn for z in (q, k))
             q, k = (longer * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
+            q, k = (np.concatenate(both, axis=-1) for both in zip((q, k), rest, strict=True))
         y = np.zeros(q.shape)
         for i, n in np.ndindex(q.shape[:2]):
             first = max(0, i - of.window + 1) if local else 0
             scores = k[first : i + 1, n] @ q[i, n] / math.sqrt(of.d_head)
+            if of.attention_softcap:
+                scores = of.attention_softcap * np.tanh(scores / of.attention_softcap)
             weights = np.exp(scores - scores.max())
             y[i, n] = weights / weights.sum() @ v[first : i + 1, n]
         return np.einsum("snh,nhd->sd", y, w["o"]["w"])
@@ -85,18 +90,25 @@ def by_hand(of, params, row):
         if of.mlp == "relu":
             return np.maximum(x @ w["up"]["w"], 0) @ w["down"]["w"]
         gate = x @ w["gate"]["w"]
+        if of.mlp == "geglu":  # Hendrycks & Gimpel 2016, section 2
+            gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+            return (gelu * (x @ w["up"]["w"])) @ w["down"]["w"]
         return (gate / (1 + np.exp(-gate)) * (x @ w["up"]["w"])) @ w["down"]["w"]
 
     x = p["embed"]["w"][row]
     for layer in range(of.n_layers):
         w = jax.tree.map(lambda each: each[layer], p["blocks"])  # noqa: B023
-        g = {name: w[name]["g"] for name in ("attention_norm", "mlp_norm") if name in w}
+        g = {name: leaves["g"] for name, leaves in w.items() if "g" in leaves}
         if of.block == "parallel":
             y = norm(x, g["attention_norm"])
             x = x + attention(y, w["attention"], layer) + mlp(y, w["mlp"])
         elif of.norm_place == "after":
             x = x + norm(attention(x, w["attention"], layer), g["attention_norm"])
             x = x + norm(mlp(x, w["mlp"]), g["mlp_norm"])
+        elif of.norm_place == "around":
+            y = attention(norm(x, g["attention_norm"]), w["attention"], layer)
+            x = x + norm(y, g["attention_out_norm"])
+            x = x + norm(mlp(norm(x, g["mlp_norm"]), w["mlp"]), g["mlp_out_norm"])
         else:
             x = x + attention(norm(x, g["attention_norm"]), w["attention"], layer)
             x = x + mlp(norm(x, g["mlp_norm"]), w["mlp"])
@@ -123,7 +135,12 @@ OPTIONS = {
         "logit_scale": "rsqrt_width",
     },
     "relu": {"mlp": "relu"},
-}
+    "gemma 2": {
+        "mlp": "geglu", "norm_place": "around", "attention_softcap": 1.5, "window": 4, "global_every": 2,
+        "n_kv_heads": 2, "n_layers": 3,
+    },
+    "stablelm": {"rope_share": 0.5},
+}  # fmt: skip
 logits = jax.jit(transformer.next_token_logits, static_argnums=0)
 
 
@@ -139,7 +156,7 @@ def test_the_model_is_the_one_written_out(name):
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", one_in(2, ["alternating", "nope", "two thetas"]))
+@pytest.mark.parametrize("name", one_in(2, ["gemma 2", "alternating", "nope", "two thetas", "stablelm"]))
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     expected = logits(of, params, given)
@@ -201,6 +218,11 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"rope_local_theta": 1e4, "window": 4}, "all layers are alike"),
         ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
+        ({"block": "parallel", "norm_place": "around"}, "one norm"),
+        ({"rope_share": 0.4}, "is 3 numbers, and rope rotates pairs; nearest: 0.5"),
+        ({"rope_share": 0.1}, "is 0 numbers, and rope rotates pairs; nearest: 0.25"),
+        ({"rope_share": 0.5, "position": "none"}, "for model.position='rope'"),
+        ({"rope_share": 0.5, "d_kv_latent": 16}, "there d_head_rope"),
         ({"window": -1}, "outside"),
         ({"qk_norm_over": "projection"}, "without model.qk_norm"),
         ({"qkv_bias": True, "bias": True}, "has a bias already"),

@@ -15,6 +15,7 @@ SMALL = {
 MODELS = [
     {}, {"position": "learned"}, {"position": "relative", "n_kv_heads": "4"}, {"position": "none"},
     {"block": "parallel"}, {"norm": "layernorm"}, {"norm": "layernorm_nobias"}, {"norm_place": "after"},
+    {"norm_place": "around", "mlp": "geglu"},
     {"mlp": "gelu"}, {"mlp": "relu2"}, {"mlp": "relu"}, {"qk_norm": "true"}, {"tied_head": "true"}, {"bias": "true"},
     {"qk_norm": "true", "qk_norm_over": "projection"}, {"qkv_bias": "true"}, {"window": "4"}, {"d_head": "12"},
     {"window": "4", "global_every": "2"}, {"nope_every": "2"}, {"d_ff": "50"},

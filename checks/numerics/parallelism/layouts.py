@@ -79,6 +79,8 @@ MODEL_OPTIONS: dict[str, dict[str, Any]] = {
         **FOUR_LAYERS,
     },
     "norms after": {"model.norm_place": "after", "model.qk_norm": True},
+    "norms around": {"model.norm_place": "around", "model.mlp": "geglu", "model.rope_share": 0.5},
+    "capped attention": {"model.attention_softcap": 2.0, "model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
     "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
     "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
     "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},

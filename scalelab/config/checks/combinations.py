@@ -185,13 +185,13 @@ def _check_layers(model: "ConfigDict") -> None:
             "norms itself; nearest: 'before'"
         )
     blocks = [stack.block for stack in mixture_text.parse_stacks(model.block, model.n_layers)]
-    if "parallel" in blocks and model.norm_place == "after":
+    if "parallel" in blocks and model.norm_place != "before":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 
 
 def _check_rope(model: "ConfigDict") -> None:
     """Check the options of RoPE."""
-    for key, off in (("rope_scaling", "none"), ("nope_every", 0), ("rope_local_theta", 0)):
+    for key, off in (("rope_scaling", "none"), ("nope_every", 0), ("rope_local_theta", 0), ("rope_share", 1)):
         if model[key] != off and model.position != "rope":
             raise BadInput(
                 f"model.{key}={model[key]!r} is for model.position='rope', not {model.position!r}; nearest: {off}"
@@ -207,6 +207,7 @@ def _check_rope(model: "ConfigDict") -> None:
             "nearest: 1"
         )
     rotated = "d_head_rope" if model.d_kv_latent else "d_head"
+    _check_rope_share(model)
     if model.rope_scaling == "ntk" and model[rotated] < 4:
         raise BadInput(
             f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.{rotated}="
@@ -216,6 +217,23 @@ def _check_rope(model: "ConfigDict") -> None:
         raise BadInput(
             f"model.rope_scaling='yarn' goes by wavelengths that grow from pair to pair, and with model.rope_theta="
             f"{model.rope_theta:g} they don't; nearest: a model.rope_theta above 1"
+        )
+
+
+def _check_rope_share(model: "ConfigDict") -> None:
+    """Check that the share is of whole pairs, and of the numbers that attention has no other key for."""
+    if model.rope_share == 1:
+        return
+    if model.d_kv_latent:
+        raise BadInput(
+            f"model.rope_share={model.rope_share:g} with model.d_kv_latent={model.d_kv_latent}: there d_head_rope "
+            "numbers of a head are rotated; nearest: 1"
+        )
+    if (rotated := int(model.rope_share * model.d_head)) % 2 or not rotated:
+        pairs = max(1, round(model.rope_share * model.d_head / 2))
+        raise BadInput(
+            f"model.rope_share={model.rope_share:g} of model.d_head={model.d_head} is {rotated} numbers, and rope "
+            f"rotates pairs; nearest: {2 * pairs / model.d_head!r}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers import lacking
+from scalelab.data.tokenizers import lacking, words
 from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 from scalelab.untrusted.documents import parse_json, read_document
@@ -38,8 +38,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 
     check_bpe_vocab(vocab_size)
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    words, pieces = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.FixedLength(MOST_WORD_BYTES)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
+    split, pieces = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.FixedLength(MOST_WORD_BYTES)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pieces])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -48,7 +48,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = words
+    tokenizer.pre_tokenizer = split
     return tokenizer.to_str(pretty=False).encode()
 
 
@@ -71,10 +71,13 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
     parsed = parse_json(content)
     drops = lacking.drops_letters(parsed, vocabulary, byte_letters())
     unknown = lacking.unknown_id(parsed, vocabulary)
+    by_word = None if drops else words.make_word_encoder(inner, parsed)
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
         text = bytes(document).decode()
         try:
+            if by_word and (ids := by_word(text)) is not None:
+                return ids
             # Encoding without offsets is faster.
             batch = inner.encode_batch if drops else inner.encode_batch_fast
             (encoding,) = batch([text], add_special_tokens=False)

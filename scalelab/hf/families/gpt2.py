@@ -46,7 +46,7 @@ GPT2 = Format(
         "rope_scaling": "none",
         "window": 0,
     }
-    | PLAIN_BLOCK,
+    | {key: value for key, value in PLAIN_BLOCK.items() if key != "rope_share"},
     theirs={
         "activation_function": "gelu_new",
         "scale_attn_weights": True,
@@ -66,6 +66,6 @@ GPT2 = Format(
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".attn.bias", ".attn.masked_bias"),
-    unused=("rope_theta", "rope_factor", "rope_original", "rope_mscale"),
+    unused=("rope_theta", "rope_factor", "rope_original", "rope_mscale", "rope_share"),
     extra={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 )

@@ -19,18 +19,23 @@ _NORMS = {
 
 
 def _write(shape: ModelShape) -> dict[str, Any]:
-    share = dict.fromkeys((SHARE, f"rope_parameters.{SHARE}"), 1.0)
+    share = dict.fromkeys((SHARE, f"rope_parameters.{SHARE}"), shape.rope_share)
     return options.rope_to_hf(shape) | share | {"use_parallel_residual": shape.block == "parallel"}
 
 
 def _read(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    group = content.get("rope_parameters")
-    given = [of[SHARE] for of in (content, group) if isinstance(of, dict) and of.get(SHARE) is not None]
-    for share in given or [0.25]:
-        if share != 1.0:
-            raise BadInput(f"{SHARE}={repr(share)[:40]}: only 1.0 can be read, RoPE on all numbers of a head")
+    content, shares = dict(content), set()
+    for name in options.HF_ROPE_GROUPS:
+        if isinstance(content.get(name), dict):
+            content[name] = dict(content[name])
+            shares.add(content[name].pop(SHARE, None))
+    shares = {share for share in {*shares, content.get(SHARE)} if share is not None} or {0.25}
+    if len(shares) > 1 or not all(isinstance(share, int | float) and 0 < share <= 1 for share in shares):
+        listed = " and ".join(sorted(repr(share)[:40] for share in shares))
+        raise BadInput(f"{SHARE}={listed}: one number above 0, at most 1, is wanted")
     block = {"block": "parallel" if options.read_flag(content, "use_parallel_residual") else "sequential"}
-    return options.rope_from_hf(content, values["seq_len"]) | block
+    rope = options.rope_from_hf(content, values["seq_len"])
+    return rope | block | {"rope_share": float(shares.pop())}
 
 
 STABLELM = dataclasses.replace(
@@ -41,7 +46,7 @@ STABLELM = dataclasses.replace(
     | {"norm_eps": ("layer_norm_eps",), "qkv_bias": ("use_qkv_bias",)},
     absent=LLAMA.absent
     | {"max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "use_qkv_bias": False, "qk_layernorm": False},
-    ours={key: value for key, value in OURS.items() if key not in ("block", "qkv_bias")}
+    ours={key: value for key, value in OURS.items() if key not in ("block", "qkv_bias", "rope_share")}
     | {"norm": "layernorm", "bias": False, "window": 0},
     theirs=LLAMA.theirs | {"qk_layernorm": False},
     limits=lambda shape: (
@@ -56,7 +61,7 @@ STABLELM = dataclasses.replace(
         *layer_norms(_NORMS),
         TensorRow("lm_head.weight", ("head.w",), True),
     ),
-    told=(*options.ROPE_KEYS, "block"),
+    told=(*options.ROPE_KEYS, "block", "rope_share"),
     write=_write,
     read=_read,
     also=("use_parallel_residual", SHARE),

@@ -19,7 +19,7 @@ from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.order import token_positions
 from scalelab.model.attention.plain import attention_logits, masked_attention
 from scalelab.model.attention.positions.relative import RelativeInputs, relative_scores, sinusoidal_encoding
-from scalelab.model.attention.positions.rotary import apply_rope, layer_frequencies
+from scalelab.model.attention.positions.rotary import layer_frequencies, rotate_part
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence
@@ -85,7 +85,7 @@ class Attention(nn.Module):
     ) -> jax.Array:  # fmt: skip
         """Attention of a whole sequence by the kernel of this program."""
         s, mask_info = self.shape, MaskInfo(packed and packed.segment_BS, layer.is_global)
-        scoring = Scoring(placed.scale, mask_info, s.window, placed.relative)
+        scoring = Scoring(placed.scale, mask_info, s.window, placed.relative, s.attention_softcap)
         self.observe_logits(placed.q_BSNH, placed.k_BSKH, scoring, due)
         kernel = choose_kernel(s, array_dtype(self.policy.compute), packed is not None)
         return compute_attention(placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, program_kernel(kernel, s.attention))
@@ -98,12 +98,12 @@ class Attention(nn.Module):
         return Placed(q_BSNH, k_BSKH, attention_scale(self.shape), None)
 
     def rotate(self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None) -> Placed:
-        """Queries and keys under RoPE; of a query as wide as `d_key` the last `d_rotated` numbers."""
-        length, fixed = q_BSNH.shape[1], q_BSNH.shape[-1] - self.shape.d_rotated
+        """Queries and keys under RoPE; of `d_key` numbers the first `d_rotated`, of a latent's queries the last."""
+        length = q_BSNH.shape[1]
         position_BS = rope_positions(packed.position_BS if packed else token_positions(length), layer, length)
         frequency_P, logit_factor = layer_frequencies(self.shape, layer)
-        q_rotated, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH[..., fixed:], k_BSKH))
-        q_BSNH = jnp.concatenate([q_BSNH[..., :fixed], q_rotated], axis=-1) if fixed else q_rotated
+        by_share = self.shape.rope_share < 1
+        q_BSNH, k_BSKH = (rotate_part(x, frequency_P, position_BS, by_share) for x in (q_BSNH, k_BSKH))
         if isinstance(logit_factor, jax.Array):
             return Placed((q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape), None)
         return Placed(q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor, None)
@@ -126,7 +126,8 @@ class Attention(nn.Module):
         assert past is not None
         k_BCKH, v_BCKH = (self.extend_cache(name, x, past) for name, x in (("k", k_BTKH), ("v", v_BTKH)))
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
-        return masked_attention(q_BTNH * scale, k_BCKH, v_BCKH, bias_BNTC, self.cache_mask(layer, packed, past))
+        mask = self.cache_mask(layer, packed, past)
+        return masked_attention(q_BTNH * scale, k_BCKH, v_BCKH, bias_BNTC, mask, self.shape.attention_softcap)
 
     def extend_cache(self, name: str, new_BTKH: jax.Array, past: CachePast) -> jax.Array:
         """The cache of this name [B, C, K, H] with the new tokens in it, which it also keeps."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring, attention_mask
+from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring, attention_mask, cap_logits
 from scalelab.model.attention.positions.relative import (
     BlockedRelative,
     add_block_gradients,
@@ -55,6 +55,7 @@ class Blocks(NamedTuple):
     size: int
     mask: Callable
     distances: BlockedRelative | None = None
+    softcap: float = 0.0
 
 
 class SoftmaxGradient(NamedTuple):
@@ -213,9 +214,12 @@ def accumulate_gradients(
         by_query = q, output.dy, output.log_z, output.dy_dot_y
         q_i, dy_i, log_z_i, dy_dot_y_i = (_slice_axis(x, i, block, 3) for x in by_query)
         k_j, v_j = _slice_axis(k, j, block, -2), _slice_axis(v, j, block, -2)
-        p = jnp.exp(_logits(q_i, k_j, blocks, i, j) - log_z_i[..., None])
+        logits = _logits(q_i, k_j, blocks, i, j)
+        p = jnp.exp(logits - log_z_i[..., None])
         dp = _product("cmh,cth->cmt", dy_i, v_j)
         ds = p * (dp - dy_dot_y_i[..., None])  # stays fp32: rounded to bf16, gradients of q and k are off by 1 %
+        if blocks.softcap:  # the tanh's derivative; ds is zero where keys are masked
+            ds = ds * (1 - jnp.square(jnp.where(logits == -jnp.inf, 0.0, logits) / blocks.softcap))
         dv = _update_axis(dv, _slice_axis(dv, j, block, -2) + _product("cmt,cmh->cth", p.astype(v.dtype), dy_i), j, -2)
         dk = _update_axis(dk, _slice_axis(dk, j, block, -2) + _product("cmt,cmh->cth", ds, q_i.astype(ds.dtype)), j, -2)
         dq = _update_axis(dq, _slice_axis(dq, i, block, 3) + _product("cmt,cth->cmh", ds, k_j.astype(ds.dtype)), i, 3)
@@ -232,6 +236,7 @@ def _logits(q: jax.Array, k: jax.Array, blocks: Blocks, i: jax.Array, j: jax.Arr
     mask, logits = blocks.mask(i, j), _product("cmh,cth->cmt", q, k)
     if blocks.distances is not None:
         logits += relative_block_scores(blocks.distances, i, j, q.shape[3]).swapaxes(0, 1).reshape(logits.shape)
+    logits = cap_logits(logits, blocks.softcap)
     return jnp.where(mask if mask.ndim == 2 else mask[:, None, None], logits, -jnp.inf)
 
 
@@ -265,7 +270,7 @@ def _visible_blocks(length: int, scoring: Scoring, block: int) -> Blocks:
 
     pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     distances = None if relative is None else make_blocked_relative(relative, scoring.scale, block)
-    return Blocks(pairs, block, mask_of, distances)
+    return Blocks(pairs, block, mask_of, distances, scoring.softcap)
 
 
 def _pad_to_blocks(x: jax.Array, block: int) -> jax.Array:

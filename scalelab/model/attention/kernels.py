@@ -68,7 +68,7 @@ def choose_kernel(shape: ModelShape, compute: jnp.dtype, masked: bool = False, t
     S x S. Where devices share a sequence the kernel computes the parts of a ring.
     """
     target = target or traced_target()
-    why = {kind: kernel_obstacle(kind, shape, compute, target, masked) for kind in (*FUSED, "blockwise")}
+    why = {kind: kernel_obstacle(kind, shape, compute, target, masked) for kind in (*FUSED, "blockwise", "xla")}
     if shape.attention in CHOOSERS:
         return CHOOSERS[shape.attention](shape, target, masked, why)
     if why.get(shape.attention):
@@ -86,7 +86,7 @@ def _fastest_kernel(shape: ModelShape, target: Target, masked: bool, why: Mappin
         return "splash"
     if (long or target.context > 1) and not why["blockwise"]:
         return "blockwise"
-    return "plain" if target.backend == "cpu" else "xla"
+    return "plain" if target.backend == "cpu" or why["xla"] else "xla"
 
 
 CHOOSERS = {"auto": _fastest_kernel}  # values of model.attention that are not a kernel but choose one
@@ -144,8 +144,10 @@ def program_kernel(kernel: str, attention: str, backend: str = "") -> str:
 
 def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Target, masked: bool = False) -> str:
     """Why this kernel can't run on `target`; "" where it can."""
-    if shape.position == "relative" and kind != "blockwise":
+    if shape.position == "relative" and kind in FUSED:
         return "it does not support model.position='relative'; 'blockwise', 'plain' and 'xla' do"
+    if shape.attention_softcap and kind not in ("blockwise", "plain"):
+        return "it does not know model.attention_softcap; 'blockwise' and 'plain' do"
     wanted = {"cudnn": "gpu", "splash": "tpu"}.get(kind, target.backend)
     if target.backend != wanted:
         return f"it runs on a {wanted}, not on this {target.backend}"

@@ -81,7 +81,7 @@ def _measure_on_device(q: jax.Array, k: jax.Array, scoring: Scoring) -> tuple[ja
         real = (i + index < length)[:, None]  # padding of the last block is not a query
         return mask & (real if mask.ndim == 2 else real[None])
 
-    blocks = Blocks(pairs, block, block_mask, distances)
+    blocks = Blocks(pairs, block, block_mask, distances, scoring.softcap)
     return largest_and_entropy(group_heads(q * scoring.scale, k.shape[2]), move_heads_first(k), blocks)
 
 

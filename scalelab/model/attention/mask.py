@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.model.attention.positions.relative import RelativeInputs
@@ -33,14 +34,16 @@ NO_MASK = MaskInfo()
 class Scoring:
     """How attention scores a query and a key: what a kernel takes besides queries, keys and values.
 
-    `scale` multiplies their products, `relative` adds scores of distances. `mask_info` and `window` (tokens, the
-    query's included; 0: none) limit the keys. A tree of arrays to jax, with `scale` and `window` fixed.
+    `scale` multiplies their products, `relative` adds scores of distances, and `softcap` bounds the sum (0: does not).
+    `mask_info` and `window` (tokens, the query's included; 0: none) limit the keys. A tree of arrays to jax, with
+    `scale`, `window` and `softcap` fixed.
     """
 
     scale: float = dataclasses.field(metadata={"static": True})
     mask_info: MaskInfo = NO_MASK
     window: int = dataclasses.field(default=0, metadata={"static": True})
     relative: RelativeInputs | None = None
+    softcap: float = dataclasses.field(default=0.0, metadata={"static": True})
 
     def split(self) -> tuple[list[jax.Array], list[PartitionSpec]]:
         """(its arrays, how a mesh splits each: by sequences, positions and heads)."""
@@ -81,6 +84,11 @@ def attention_mask(
     if segment_BS is not None and segment_BT is not None:
         mask = mask[None] & (segment_BS[:, :, None] == segment_BT[:, None, :])
     return mask
+
+
+def cap_logits(logits: jax.Array, softcap: float) -> jax.Array:
+    """Bound attention's logits to +-softcap by a tanh (Gemma 2, 2024, section 2); 0 leaves them as they are."""
+    return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
 
 def by_window(near: Callable, whole: Callable, is_global: jax.Array | None) -> jax.Array:

@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from scalelab.model.attention.mask import Scoring, attention_mask, by_window
+from scalelab.model.attention.mask import Scoring, attention_mask, by_window, cap_logits
 from scalelab.model.attention.positions.relative import relative_scores
 from scalelab.precision.products import fp32_einsum
 
@@ -33,7 +33,7 @@ def plain_attention(
         mask = attention_mask(index_S[rows], index_S[seen], window, mask_info.is_global, *segments)
         bias = None if bias_BNST is None else bias_BNST[:, :, rows, seen]
         q, k, v = q_BSNH[:, rows] * scoring.scale, k_BTKH[:, seen], v_BTKH[:, seen]
-        y_chunks.append(masked_attention(q, k, v, bias, mask, divide_last=chunks > 1))
+        y_chunks.append(masked_attention(q, k, v, bias, mask, scoring.softcap, divide_last=chunks > 1))
     return y_chunks[0] if len(y_chunks) == 1 else jnp.concatenate(y_chunks, axis=1)
 
 
@@ -43,9 +43,9 @@ def _distance_scores(scoring: Scoring) -> jax.Array | None:
 
 def masked_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, mask: jax.Array,
-    divide_last: bool = False,
+    softcap: float = 0.0, divide_last: bool = False,
 ) -> jax.Array:  # fmt: skip
-    """Attention of scaled queries where `mask` [S, T] or [B, S, T] is true.
+    """Attention of scaled queries where `mask` [S, T] or [B, S, T] is true; logits are bounded by `softcap`.
 
     One batched product over (sequence, key head).
 
@@ -56,13 +56,14 @@ def masked_attention(
     q = q_BSNH.transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, x.shape[3]) for x in (k_BTKH, v_BTKH))
     logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(mask, 0.0, -1e30)
+    if bias_BNST is not None:
+        logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
+    logits = cap_logits(logits, softcap)
     if mask.ndim == 2:
         logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
     else:
         by_query = logits.reshape(batch, keys, -1, length, logits.shape[-1])
         logits = (by_query + hidden[:, None, None]).reshape(logits.shape)
-    if bias_BNST is not None:
-        logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
     if divide_last:
         weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
         y = fp32_einsum("bst,bth->bsh", weights.astype(v.dtype), v) / jnp.sum(weights, axis=-1, keepdims=True)
@@ -81,6 +82,7 @@ def attention_logits(q_BSNH: jax.Array, k_BTKH: jax.Array, scoring: Scoring) -> 
     logits_BNST = fp32_einsum("bsnh,btnh->bnst", q_BSNH * scoring.scale, k_BTNH)
     if scoring.relative is not None:
         logits_BNST = logits_BNST + relative_scores(scoring.relative, scoring.scale)
+    logits_BNST = cap_logits(logits_BNST, scoring.softcap)
     return jnp.where(mask if mask.ndim == 2 else mask[:, None], logits_BNST, jnp.nan)
 
 

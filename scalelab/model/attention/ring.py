@@ -65,7 +65,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tupl
         k, v, key_segments = held
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
         turned = distances and distances._replace(ahead=ahead)
-        return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned))
+        return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned, scoring.softcap))
 
     held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
     start = empty_sums(q_, v)
@@ -87,7 +87,8 @@ def _backward(residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
         (k, v, key_segments), (dq, dr, before) = held, sums
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
         turned, grads = distances and distances._replace(ahead=ahead), (dq, *zeros, dr)
-        dq, *new, dr = accumulate_gradients(q_, k, v, output, grads, Blocks(pairs, block, mask, turned))
+        blocks = Blocks(pairs, block, mask, turned, scoring.softcap)
+        dq, *new, dr = accumulate_gradients(q_, k, v, output, grads, blocks)
         # What keys have gathered so far follows them while this turn's part is computed.
         return held, (dq, dr, jax.tree.map(jnp.add, send(before, by), new))
 

@@ -47,7 +47,7 @@ def _estimate_layer(static: Static) -> int:
         layer["dots"] += _exchanged_bytes(static) + _routed_bytes(static, routed)
     if shape.remat == "none":
         # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
-        keeps_input = shape.norm_place == "before" or width == each
+        keeps_input = shape.norm_place != "after" or width == each
         layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
     each_layer: int = pick(layer, "model.remat", shape.remat, "estimate of memory")
     return each_layer

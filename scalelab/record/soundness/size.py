@@ -84,7 +84,7 @@ def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
     `inactive`: those of the matrices that a token does not use.
     """
     d, relative, norm = model["d_model"], model["position"] == "relative", _count_norm(model)
-    norms = 1 if model["block"] == "parallel" else 2
+    norms = (1 if model["block"] == "parallel" else 2) * (2 if model["norm_place"] == "around" else 1)
     attention = _count_latent(model) if model["d_kv_latent"] else _count_attention(model)
     mlp = _count_experts(model) if model["block"] == "experts" else _count_mlp(model, model["d_ff"])
     return {

@@ -1,4 +1,4 @@
-"""What transformers counts of published mixtures of experts, built without memory from their config.json.
+"""What transformers counts of published models, most of them mixtures, built without memory from their config.json.
 
     python -m venv .venv-hf && .venv-hf/bin/pip install torch transformers
     .venv-hf/bin/python tests/hf/oracle/counts.py
@@ -73,6 +73,28 @@ MODELS = {
     "llama4_scout": (
         "meta-llama/Llama-4-Scout-17B-16E", "Llama4", {}, "the defaults of transformers' Llama4TextConfig (text alone)"
     ),
+    **{
+        f"gemma3_{size}": (
+            f"google/gemma-3-{size}-pt", "Gemma3",
+            {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "head_dim": head,
+             "num_key_value_heads": keys, "intermediate_size": hidden, "vocab_size": 262144},
+            "google/gemma_pytorch, gemma/config.py (text alone)",
+        )
+        for size, width, layers, heads, keys, head, hidden in (
+            ("1b", 1152, 26, 4, 1, 256, 6912), ("4b", 2560, 34, 8, 4, 256, 10240),
+            ("12b", 3840, 48, 16, 8, 256, 15360), ("27b", 5376, 62, 32, 16, 128, 21504),
+        )
+    },
+    "gemma2_27b": (
+        "google/gemma-2-27b", "Gemma2",
+        {"hidden_size": 4608, "num_hidden_layers": 46, "num_attention_heads": 32, "num_key_value_heads": 16,
+         "head_dim": 128, "intermediate_size": 36864},
+        "google/gemma_pytorch, gemma/config.py",
+    ),
+    "stablelm_3b": (
+        "stabilityai/stablelm-3b-4e1t", "StableLm", {},
+        "the defaults of transformers' StableLmConfig; Stability-AI/StableLM, configs/stablelm-3b-4e1t.yml",
+    ),
 }  # fmt: skip
 
 # Parameters that our model lacks, by name there, and what they are.
@@ -93,13 +115,13 @@ def count(name):
     import transformers
 
     model_name, kind, values, source = MODELS[name]
-    config = getattr(transformers, f"{kind}TextConfig" if kind == "Llama4" else f"{kind}Config")(**values)
+    config = getattr(transformers, f"{kind}TextConfig" if kind in ("Llama4", "Gemma3") else f"{kind}Config")(**values)
     with torch.device("meta"):
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    sizes = {key: each.numel() for key, each in model.named_parameters()}  # what is tied is named once
-    of = {key: getattr(config, key) for key in ("num_experts_per_tok",)}
-    experts = next(getattr(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts")
-                   if hasattr(config, key))  # fmt: skip
+    sizes = {key: leaf.numel() for key, leaf in model.named_parameters()}  # what is tied is named once
+    each = getattr(config, "num_experts_per_tok", 1)  # a dense model has one expert, of which each token takes all
+    experts = next((getattr(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts")
+                    if hasattr(config, key)), 1)  # fmt: skip
     absent = ABSENT.get(name, {})
     parts = {what: {key: n for key, n in sizes.items() if re.search(pattern, key)} for pattern, what in absent.items()}
     ours = {key: n for key, n in sizes.items() if not any(key in part for part in parts.values())}
@@ -108,7 +130,7 @@ def count(name):
         "model": model_name, "class": f"{kind}ForCausalLM", "config": values, "source": source,
         "total": sum(sizes.values()), "absent": {what: sum(part.values()) for what, part in parts.items()},
         "without_absent": sum(ours.values()),
-        "active_without_absent": sum(ours.values()) - routed // experts * (experts - of["num_experts_per_tok"]),
+        "active_without_absent": sum(ours.values()) - routed // experts * (experts - each),
     }  # fmt: skip
 
 

@@ -13,6 +13,8 @@ YARN = {
 def configs(t):
     """{name: config} in the classes of transformers, `t`; options have other values than their defaults."""
     window = {"use_sliding_window": True, "sliding_window": 5}
+    gemma = {"num_hidden_layers": 4, "pad_token_id": None, "head_dim": 8, "query_pre_attn_scalar": 3}
+    gemma |= {"sliding_window": 5}
     return {
         "qwen2": t.Qwen2Config(**SMALL | window | {"max_window_layers": 0}, rms_norm_eps=1e-5, rope_theta=1e3),
         "qwen3": t.Qwen3Config(**SMALL, head_dim=8, rope_theta=1e3, tie_word_embeddings=True, **window),
@@ -29,6 +31,17 @@ def configs(t):
         "stablelm": t.StableLmConfig(
             **SMALL, use_parallel_residual=True, use_qkv_bias=True, layer_norm_eps=1e-4,
             rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0},
+        ),
+        "stablelm_partial": t.StableLmConfig(**SMALL | {"hidden_size": 32}, rope_theta=1e3, layer_norm_eps=1e-4),
+        "gemma2": t.Gemma2Config(
+            **SMALL | gemma, attn_logit_softcapping=2.0, final_logit_softcapping=6.0, rope_theta=1e3,
+        ),
+        "gemma3_text": t.Gemma3TextConfig(
+            **SMALL | gemma, sliding_window_pattern=3, final_logit_softcapping=9.0,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         ),
         "granite": t.GraniteConfig(
             **SMALL, embedding_multiplier=3.0, logits_scaling=0.7, residual_multiplier=0.6, attention_multiplier=0.2,

@@ -40,8 +40,8 @@ def random_relative(length=S, dtype=jnp.float32):
     )
 
 
-def slow_attention(q, k, v, scale, relative=None):
-    """softmax(scale (q k + q' r)) v over j <= i, one query of one head at a time, in float64."""
+def slow_attention(q, k, v, scale, relative=None, softcap=0.0):
+    """softmax(cap(scale (q k + q' r))) v over j <= i, one query of one head at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros(q.shape)
     group = q.shape[2] // k.shape[2]
@@ -50,6 +50,7 @@ def slow_attention(q, k, v, scale, relative=None):
         if relative is not None:
             far_q, far_r = (np.asarray(x, np.float64) for x in relative)
             scores += scale * np.array([far_q[b, i, n] @ far_r[i - j, n] for j in range(i + 1)])
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
         weights = np.exp(scores - scores.max())
         out[b, i, n] = weights / weights.sum() @ v[b, : i + 1, n // group]
     return out
@@ -66,6 +67,26 @@ def test_every_way_equals_a_loop(n_kv_heads, by_distance, monkeypatch):
         np.testing.assert_allclose(
             attend(q, k, v, Scoring(SCALE, relative=relative), how), expected, atol=2e-6, err_msg=how
         )
+
+
+@pytest.mark.parametrize("by_distance", [False, True])
+def test_capped_logits_equal_a_loop_and_have_one_gradient(by_distance, monkeypatch):
+    """Gemma 2 (2024), section 2; the gradient in blocks is written out, that of `plain` is jax's."""
+    monkeypatch.setattr(blockwise, "CPU_BLOCK", 3)
+    q, k, v = random_qkv(n_kv_heads=2)
+    scoring = Scoring(SCALE, relative=random_relative() if by_distance else None, softcap=0.7)
+    expected = slow_attention(q, k, v, SCALE, scoring.relative, 0.7)
+
+    def loss(how, q, k, v, scoring):
+        return jnp.sum(jnp.sin(attend(q, k, v, scoring, how)))
+
+    gradients = []
+    for how in ("plain", "blockwise"):
+        np.testing.assert_allclose(attend(q, k, v, scoring, how), expected, atol=2e-6, err_msg=how)
+        gradients.append(jax.jit(jax.grad(functools.partial(loss, how), argnums=(0, 1, 2, 3)))(q, k, v, scoring))
+    largest = max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(gradients[0]))
+    for plain, blocks in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(plain, blocks, atol=sum_error(8 * (S + H), largest))
 
 
 @pytest.mark.parametrize("by_distance", [False, True])

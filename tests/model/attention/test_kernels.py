@@ -215,6 +215,9 @@ LONG_ROPE = {"seq_len": 4096, "d_head": 64}
         (kernels.Target("gpu", (8, 0)), {}, True, "blockwise"),  # a mask of all pairs of 4,096 tokens
         (kernels.Target("gpu", (8, 0)), {"seq_len": 1024}, True, "cudnn"),
         (kernels.Target("gpu", (7, 5)), {}, False, "blockwise"),
+        (kernels.Target("gpu", (9, 0)), {"attention_softcap": 50.0}, False, "blockwise"),
+        (kernels.Target("gpu", (9, 0)), {"attention_softcap": 50.0, "seq_len": 64}, False, "plain"),
+        (kernels.Target("tpu", context=4), {"d_head": 128, "attention_softcap": 50.0}, True, "blockwise"),
         (kernels.Target("gpu", (12, 0)), {}, True, "cudnn"),
         (kernels.Target("gpu", (9, 0), context=4), {}, True, "cudnn"),
         (kernels.Target("gpu", (8, 0), context=4), {}, True, "blockwise"),
@@ -236,6 +239,7 @@ def test_what_a_chip_and_a_ring_take(target, changes, packed, expected):
     [
         ("cpu", {"attention": "cudnn"}, "it runs on a gpu, not on this cpu"),
         ("gpu", {"attention": "splash"}, "it runs on a tpu"),
+        ("cpu", {"attention": "xla", "attention_softcap": 50.0}, "does not know model.attention_softcap; 'blockwise'"),
         ("gpu", {"attention": "cudnn", "d_head": 12}, "not bfloat16 and 12"),
         ("tpu", {"attention": "splash", "seq_len": 200}, "not 200 and 8"),
         (

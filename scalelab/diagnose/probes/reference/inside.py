@@ -25,8 +25,10 @@ from scalelab.train.step.gradients import document_ends
 ROWS = 2  # sequences that single parts are compared on
 PART = 2.0**-15  # difference of a part's output / its norm, beside the reference's own rounding
 WORDS = {
-    "attention_norm": "the norm before attention", "mlp_norm": "the norm before the MLP", "attention.q": "the queries",
-    "attention.k": "the keys", "attention.v": "the values", "attention.q_norm": "the norm of the queries",
+    "attention_norm": "the norm before attention", "mlp_norm": "the norm before the MLP",
+    "attention_out_norm": "the norm after attention", "mlp_out_norm": "the norm after the MLP",
+    "attention.q": "the queries", "attention.k": "the keys", "attention.v": "the values",
+    "attention.q_norm": "the norm of the queries",
     "attention.k_norm": "the norm of the keys", "attention": "attention", "mlp.up": "the MLP's first product",
     "mlp.gate": "the MLP's gate", "mlp": "the MLP", "block": "the sum of branches",
 }  # fmt: skip

@@ -24,6 +24,8 @@ class Knobs(NamedTuple):
     eps: Any = 1.0  # factor on the norms' eps
     attention_norm: Any = True  # whether a norm is there
     mlp_norm: Any = True
+    attention_out_norm: Any = True
+    mlp_out_norm: Any = True
     final_norm: Any = True
     qk_norm: Any = True
     other_center: Any = False  # whether a norm subtracts the mean where its kind does not, and the other way

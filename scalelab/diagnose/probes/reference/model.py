@@ -16,7 +16,7 @@ from scalelab.diagnose.probes.reference import rope
 from scalelab.diagnose.probes.reference.knobs import NO_EXCHANGE, Knobs, choose, is_default
 
 CENTERED = {"rmsnorm": False, "layernorm": True, "layernorm_nobias": True}
-MLPS = ("swiglu", "gelu", "relu2", "relu")
+MLPS = ("swiglu", "geglu", "gelu", "relu2", "relu")
 POSITIONS = ("rope", "learned", "relative", "none")
 WIDTHS = {"standard": False, "mup": True, "completep": True}  # parametrizations that follow d_model
 DEPTHS = {"standard": False, "mup": False, "completep": True}
@@ -41,7 +41,7 @@ class Context:
 def unknown_choice(shape: Any) -> str:
     """The config's value that the reference does not know; "": it knows all."""
     tables = {
-        "norm": CENTERED, "mlp": MLPS, "position": POSITIONS, "norm_place": ("before", "after"),
+        "norm": CENTERED, "mlp": MLPS, "position": POSITIONS, "norm_place": ("before", "after", "around"),
         "qk_norm_over": ("head", "projection"), "logit_scale": ("none", "rsqrt_width"), "parametrization": WIDTHS,
         "rope_scaling": ("none", "linear", "ntk", "llama3", "yarn"),
     }  # fmt: skip
@@ -116,8 +116,12 @@ def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
         frequency = jnp.asarray(whole) if is_global is None else jnp.where(is_global, whole, local)
         position = c.position if has_rope is None else c.position * has_rope
         fixed = s.d_head if s.d_kv_latent else 0  # numbers of a head before those that are rotated
-        turned = (rope.rotate(y[..., fixed:], position, frequency, s, k_) for y in (q, k))
-        q, k = (c.round(jnp.concatenate([y[..., :fixed], t], axis=-1)) for y, t in zip((q, k), turned, strict=True))
+        end = fixed + 2 * len(whole)  # and the first of those behind them
+        turned = (rope.rotate(y[..., fixed:end], position, frequency, s, k_) for y in (q, k))
+        q, k = (
+            c.round(jnp.concatenate([y[..., :fixed], t, y[..., end:]], axis=-1))
+            for y, t in zip((q, k), turned, strict=True)
+        )
         flags = [flag for flag in (is_global if s.rope_local_theta else None, has_rope) if flag is not None]
         for flag in flags:
             amplified = jnp.where(flag, amplified, 1.0)
@@ -129,6 +133,8 @@ def attend(c: Context, p: Any, x: Any, layer: Any) -> Any:
     k, v = (_spread(y, groups, k_.tiled_heads) for y in (k, v))
     scores = jnp.einsum("bsnh,btnh->bnst", q, k)
     scores = (scores if extra is None else scores + extra) * factor
+    if s.attention_softcap:  # Gemma 2 (2024), section 2
+        scores = s.attention_softcap * jnp.tanh(scores / s.attention_softcap)
     # Divided after the product with the values: so it rounds in fp32 as the worst of common kernels does.
     weights = c.round(_exponentials(jnp.where(_visible(c, x.shape[1], is_global)[:, None], scores, -1e30), k_))
     total = jnp.sum(weights, axis=-1).swapaxes(1, 2)[..., None]
@@ -198,17 +204,24 @@ def transform(c: Context, p: Any, x: Any) -> Any:
     """The MLP."""
     up, kind = multiply(c, p["up"], x, "bsd,df->bsf"), c.shape.mlp
     c.record("mlp.up", up)
-    if kind == "swiglu":
+    if kind in ("swiglu", "geglu"):
         gate = multiply(c, p["gate"], x, "bsd,df->bsf")
         c.record("mlp.gate", gate)
-        hidden = choose(c.knobs.no_gate, gate, gate * jax.nn.sigmoid(gate)) * up
+        active = gate * jax.nn.sigmoid(gate) if kind == "swiglu" else _gelu(c, gate)
+        hidden = choose(c.knobs.no_gate, gate, active) * up
     elif kind == "gelu":
-        tanh = 0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
-        exact = 0.5 * up * (1 + jax.lax.erf(up / math.sqrt(2)))
-        hidden = tanh if is_default(c.knobs.exact_gelu, False) else choose(c.knobs.exact_gelu, exact, tanh)
+        hidden = _gelu(c, up)
     else:
         hidden = jnp.where(up > 0, up * up if kind == "relu2" else up, 0.0)
     return multiply(c, p["down"], c.round(hidden), "bsf,fd->bsd")
+
+
+def _gelu(c: Context, x: Any) -> Any:
+    """GELU in its tanh form (Hendrycks & Gimpel 2016)."""
+    tanh = 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if is_default(c.knobs.exact_gelu, False):
+        return tanh
+    return choose(c.knobs.exact_gelu, 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2))), tanh)
 
 
 def apply_block(c: Context, p: Any, x: Any, layer: Any, kind: str) -> Any:
@@ -230,12 +243,13 @@ def apply_block(c: Context, p: Any, x: Any, layer: Any, kind: str) -> Any:
         c.record("mlp", y)
         return y
 
-    before = s.norm_place == "before"
+    before, around = s.norm_place != "after", s.norm_place == "around"
     if kind == "parallel":
         y = normed("attention_norm", x) if before else x
         both = attention(y) + mlp(y)
         return c.round(x + times * (both if before else normed("attention_norm", both)))
     for name, branch in (("attention_norm", attention), ("mlp_norm", mlp)):
         y = branch(normed(name, x)) if before else normed(name, branch(x))
+        y = normed(name.replace("_norm", "_out_norm"), y) if around else y
         x = c.round(x + times * y)
     return x

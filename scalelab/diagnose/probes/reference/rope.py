@@ -12,7 +12,7 @@ from scalelab.diagnose.probes.reference.knobs import Knobs, choose, is_default
 
 def frequencies(shape: Any, dtype: Any) -> tuple[np.ndarray, np.ndarray, float]:
     """(radians a position of layers with full attention [H/2], of layers with a window, factor on scaled logits)."""
-    width = shape.d_head_rope if shape.d_kv_latent else shape.d_head
+    width = shape.d_head_rope if shape.d_kv_latent else int(shape.rope_share * shape.d_head)
     half = width // 2
     i = np.arange(half).astype(dtype)
 

@@ -58,8 +58,9 @@ def list_variants(shape: Any, reading: Reading) -> Iterator[Variant]:
         for shift in (-1, 1):
             yield Variant("code_mask", "special layers counted from another layer on", "count layers from 1",
                           Knobs(layer_shift=shift))  # fmt: skip
-    for name, there in (("attention_norm", True), ("mlp_norm", True), ("final_norm", True), ("qk_norm", shape.qk_norm)):
-        if there:
+    around = ("attention_out_norm", "mlp_out_norm") if shape.norm_place == "around" else ()
+    for name in ("attention_norm", "mlp_norm", *around, "final_norm", "qk_norm"):
+        if name != "qk_norm" or shape.qk_norm:
             yield Variant("code_norm", f"no {name}", f"apply the {name}", Knobs(**{name: False}))
     yield Variant("code_norm", "norms that treat the mean as another kind does", f"norms of the kind {shape.norm}",
                   Knobs(other_center=True))  # fmt: skip
@@ -69,10 +70,11 @@ def list_variants(shape: Any, reading: Reading) -> Iterator[Variant]:
     yield Variant(
         "code_softmax_precision", "attention's softmax on bf16 logits", "softmax in fp32", Knobs(softmax_bf16=True)
     )
-    if shape.mlp == "gelu":
+    if shape.mlp in ("gelu", "geglu"):
         yield Variant("code_mlp", "GELU by erf", "GELU in its tanh form", Knobs(exact_gelu=True))
-    if shape.mlp == "swiglu":
-        yield Variant("code_mlp", "a gate without its activation", "silu of the gate", Knobs(no_gate=True))
+    if shape.mlp in ("swiglu", "geglu"):
+        function = "silu" if shape.mlp == "swiglu" else "GELU"
+        yield Variant("code_mlp", "a gate without its activation", f"{function} of the gate", Knobs(no_gate=True))
 
 
 def _position_variants(shape: Any, reading: Reading) -> Iterator[Variant]:

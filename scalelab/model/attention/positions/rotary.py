@@ -95,3 +95,15 @@ def apply_rope(x_BSNH: jax.Array, frequency_P: jax.Array, position_BS: jax.Array
     cos, sin = jnp.cos(angle_BSP)[:, :, None, :], jnp.sin(angle_BSP)[:, :, None, :]
     a, b = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BSNH.dtype)
+
+
+def rotate_part(x_BSNH: jax.Array, frequency_P: jax.Array, position_BS: jax.Array | None, first: bool) -> jax.Array:
+    """`apply_rope` to the first 2 P numbers of each head, or the last; the others stay as they are."""
+    width = 2 * frequency_P.shape[0]
+    if x_BSNH.shape[-1] == width:
+        return apply_rope(x_BSNH, frequency_P, position_BS)
+    at = width if first else x_BSNH.shape[-1] - width
+    parts = jnp.split(x_BSNH, [at], axis=-1)
+    turned = 0 if first else 1
+    parts[turned] = apply_rope(parts[turned], frequency_P, position_BS)
+    return jnp.concatenate(parts, axis=-1)
