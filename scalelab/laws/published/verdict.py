@@ -38,8 +38,9 @@ class ComparisonRow:
     sentence: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dataclasses.asdict(self) | {"interval": list(self.interval) if self.interval else None}
+        """As plain JSON values, place and sentence where there are any."""
+        values = dataclasses.asdict(self) | {"interval": list(self.interval) if self.interval else None}
+        return {key: value for key, value in values.items() if value or key not in ("place", "sentence")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from scalelab.laws.published.verdict import (
     judge_forecast,
     make_comparison_row,
 )
+from scalelab.model import count
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.systems import EAGER_TRAITS
@@ -55,8 +56,6 @@ def rate(gpus: int, copies: int, efficiency: Efficiency) -> float:
 
 def _tokens_flops(static: Static) -> float:
     """FLOPs a GPU and step."""
-    from scalelab.model import count
-
     tokens = static.global_batch * static.model.seq_len
     return count.flops_per_token(static.model)["exact"] * tokens / static.layout.devices
 
