@@ -7,6 +7,7 @@ from typing import Any
 from scalelab.api.setup import list_studies
 from scalelab.experiments import fingerprint
 from scalelab.experiments.shared import RESULTS, markdown_table
+from scalelab.experiments.studies.check_kinds import explain_verdicts
 from scalelab.experiments.studies.outcome import CHECK_COLUMNS, check_cells
 from scalelab.record import records
 
@@ -52,6 +53,7 @@ def _section(name: str, result: Mapping[str, Any]) -> list[str]:
         "",
         result["finding"],
         "",
+        *(line for text in explain_verdicts(result) for line in (text, "")),
         f"![{name}](../experiments/results/{name}.png)",
         "",
         f"    scalelab study {name} --workdir={pathlib.PurePosixPath('runs') / name}",

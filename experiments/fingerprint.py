@@ -26,7 +26,8 @@ PACKAGE = pathlib.Path(git.__file__).parent
 KEY = "made_by"
 SIDECAR = "made_by.json"  # {file: fingerprint} of results that are lists
 OWN = {"experiments", "checks"}  # folders of studies and checks
-FRAME = ("shared.py", "outcome.py", "check_kinds.py", "fingerprint.py", "__init__.py")  # what all results share
+# What all results share.
+FRAME = ("shared.py", "outcome.py", "check_kinds.py", "limits.py", "fingerprint.py", "__init__.py")
 FRONT = ("cli", "errors", "git", "numbers", "record", "report", "signals", "stores", "study", "untrusted", "__main__")
 SHOWS = re.compile(r"_?(?:draw|plot|describe|page|panel|print|write|main|legend)|\w*_(?:page|figure)")
 TRAINS = re.compile(

@@ -51,10 +51,20 @@ def can_say_no(row: Mapping[str, Any]) -> bool:
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
-    """The cell of a row: yes, no, or yes by limits that would not have said no."""
+    """The cell of a row: yes, no, yes by limits that would not have said no, or that two cores can't test it."""
+    if row.get("because"):
+        return "not testable"
     if not row["inside"]:
         return "**no**"
     return "yes" if can_say_no(row) else "can't say no"
+
+
+def explain_verdicts(result: Mapping[str, Any]) -> list[str]:
+    """A sentence for each check that can't be tested here, and for each "no" whose reason is known."""
+    rows = result["checks"]
+    lines = [f"Not testable here: {row['name']}, because {row['because']}." for row in rows if row.get("because")]
+    noes = (row for row in rows if row.get("reason") and verdict_of(row) == "**no**")
+    return lines + [f"Says no: {row['name']}: {row['reason']}." for row in noes]
 
 
 def chosen_after(result: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ and docs/gallery.md can show it.
 import contextlib
 import json
 import pathlib
+import re
 import resource
 import statistics
 import time
@@ -19,7 +20,8 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import Parser, folder_path, print_status
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, publish_result, result_header
-from scalelab.experiments.studies.check_kinds import chosen_after, kind_of_check, verdict_of
+from scalelab.experiments.studies.check_kinds import chosen_after, explain_verdicts, kind_of_check, verdict_of
+from scalelab.experiments.studies.limits import NO_END, judge_checks
 from scalelab.record import records
 from scalelab.report.figures.style import write_figure
 from scalelab.study import Kind, describe_change, open_study, write_once
@@ -52,6 +54,7 @@ def run_study(
         with open_study(folder, KIND, {"study": name, "quick": options.quick}, report=print_status):
             with count_seconds(folder):
                 measured = measure(folder, options.quick)
+            measured |= {"checks": judge_checks(name, measured)}
             result = result_header(f"studies.{name}", argv) | read_seconds(folder) | measured
             page = make_page(name, doc or name, result, describe(result))
             place.mkdir(parents=True, exist_ok=True)
@@ -119,8 +122,9 @@ def compare_with(
 ) -> dict[str, Any]:
     """A row of checks: a published or closed-form value, ours, and whether ours lies within [low, high].
 
-    Limits come from the source's interval and ours, never from what came out; a page says of limits that would take
-    half or twice the value, or the other sign, that they can't say no.
+    Limits come from the source's interval and ours, never from what came out; `limits.py` holds those that follow from
+    errors of ours. A page says of limits that would take half or twice the value, or the other sign, that they can't
+    say no.
     """
     return {"name": name, "known": known, "source": source, "measured": measured, "unit": unit,
             "low": low, "high": high, "inside": bool(low <= measured <= high)}  # fmt: skip
@@ -149,6 +153,7 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
             "",
             *body,
             "",
+            *(line for text in explain_verdicts(result) for line in (text, "")),
             *(line for text in chosen_after(result) for line in (f"Chosen after runs were seen: {text}", "")),
             f"What this cannot tell: {result['limits']}",
             "",
@@ -156,8 +161,24 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
     )
 
 
+def replace_checks(page: str, result: Mapping[str, Any]) -> str:
+    """A page with the checks of `result` in the place of its own: the table, and the sentences about it."""
+    lines = [line for line in page.split("\n") if not line.startswith(("Not testable here: ", "Says no: "))]
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {' | '.join(CHECK_COLUMNS)}"))
+    end = next(i for i in range(start, len(lines)) if not lines[i])
+    lines[start:end] = markdown_table(CHECK_COLUMNS, map(check_cells, result["checks"]))
+    last = next(i for i, line in enumerate(lines) if line.startswith(("Chosen after", "What this cannot tell")))
+    lines[last:last] = [line for text in explain_verdicts(result) for line in (text, "")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+
+
 def check_cells(row: Mapping[str, Any]) -> list[str]:
     """The cells of a row of checks."""
     known, measured = (f"{row[key]:.4g}{row['unit'] and ' '}{row['unit']}" for key in ("known", "measured"))
-    allowed = f"{row['low']:.4g} to {row['high']:.4g}"
-    return [row["name"], known, kind_of_check(row), row["source"], measured, allowed, verdict_of(row)]
+    return [row["name"], known, kind_of_check(row), row["source"], measured, _allowed(row), verdict_of(row)]
+
+
+def _allowed(row: Mapping[str, Any]) -> str:
+    if row["high"] >= NO_END:
+        return f"from {row['low']:.4g}"
+    return f"up to {row['high']:.4g}" if row["low"] <= -NO_END else f"{row['low']:.4g} to {row['high']:.4g}"

@@ -7,11 +7,15 @@ or folders (a sweep) whose runs differ in train.seed only: then their mean losse
 The noise is measured on runs equal to A, or to B, in all but train.seed: those in the given folder, or those beside the
 run. Where A and B have the same seed, the other settings beside them (of a sweep) count too, as in `runs --by`: the
 effect of a seed is set aside, and variances are drawn towards a common one. If there are none, the commands to train
-some are printed. Two runs with equal metrics and weights have "the same bits".
+some are printed. Where A and B ran on different numbers of devices, runs beside them that differ in that alone say how
+far it moves the loss. Two runs with equal metrics and weights have "the same bits".
+
+B may be the log of another program or a published curve, as a table of steps and losses.
 
 Exit code: 0 done (whether or not the runs differ), 2 bad input.
 
     scalelab compare runs/mine runs/other
+    scalelab compare runs/mine published.csv
 """
 
 from typing import Any
@@ -117,10 +121,24 @@ def _gap(comparison: dict[str, Any]) -> list[str]:
         f"loss: at step {gap['step']}{means} A {gap['a']:.6f}, B {gap['b']:.6f}: B - A = {gap['gap']:+.6f} nats/token"
     ]
     lines += [f"  a run beside them is passed over: {why}" for why in comparison["passed_over"][:MOST_LINES]]
+    lines += _devices(comparison["devices"], gap["gap"])
     floor = gap["floor"]
     if floor is None:
         return [*lines, *_no_floor(comparison)]
     return [*lines, *_floor(gap, floor)]
+
+
+def _devices(floor: dict[str, Any] | None, gap: float) -> list[str]:
+    """What another number of devices alone does to the loss, as far as runs beside A and B say it."""
+    if floor is None:
+        return []
+    (a, b), pairs, largest = floor["devices"], floor["pairs"], floor["largest"]
+    head = f"  devices: A ran on {a}, B on {b}; "
+    if largest is None:
+        return [f"{head}no two other runs here differ in their devices alone, so what that does to the loss is unknown"]
+    verdict = "more than that" if abs(gap) > largest else "not more than that"
+    several = f"{len(pairs)} pair{'s' * (len(pairs) > 1)}"
+    return [f"{head}{several} of runs that differ in their devices alone are up to {largest:.2g} apart: {verdict}"]
 
 
 def _floor(gap: dict[str, Any], floor: dict[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """`scalelab reproduce PAPER --data=DIR`: compute published scaling laws again: ours, published, interval, verdict.
 
-Three need no data. `scalelab reproduce textbook`: numbers that teaching texts repeat, computed by this project: stated,
-ours, verdict. `scalelab reproduce closed_forms`: ZeRO's table, utilisation and training FLOPs of papers, the Scaling
-Book's examples. `scalelab reproduce experts`: laws of models with experts of five papers, by each paper's own tables.
+Three need no data. `scalelab reproduce textbook`: sentences and numbers that teaching texts repeat, computed by this
+project: stated, ours, verdict; what no code can judge is listed without one. `scalelab reproduce closed_forms`: ZeRO's
+table, utilisation and training FLOPs of papers, Megatron-LM's scaling, the Scaling Book's examples.
+`scalelab reproduce experts`: laws of models with experts of five papers, by each paper's own tables.
 
 PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, marin, experts, step_law (on models with
 experts), or all (of these). DIR holds the authors' run tables: `scalelab reproduce --download=DIR` fetches those that
@@ -10,8 +11,7 @@ can be downloaded as they are and names the source of the others.
 
 Verdicts: match, within_interval (the published one; of a forecast, ours), lower_objective (the same optimum, reached
 more exactly), published_not_global (a lower optimum lies elsewhere), table_error (printed numbers that contradict each
-other), mismatch. Verdicts of textbook and step_law: match, within_interval (ours), wrong (the statement is false). Of
-closed_forms: unverified (agrees with a figure that was written down from memory of the paper).
+other), mismatch. Verdicts of textbook and step_law: match, within_interval (ours), wrong (the statement is false).
 
 Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
 
@@ -108,8 +108,11 @@ def _lines(report: "PaperReport") -> list[str]:
     width = min(NAME_WIDTH, max(len(row.name) for row in report.rows))
     theirs, interval_of = ("stated", "interval of ours") if report.stated else ("published", "published interval")
     head = f"{'':<{width}}  {'ours':>14} {theirs:>14}  {interval_of:<19} verdict, recipe"
-    lines = ["", f"{report.paper} ({report.source})", head]
+    lines, said = ["", f"{report.paper} ({report.source})", head], ""
     for row in report.rows:
+        if row.sentence and row.place + row.sentence != said:
+            said = row.place + row.sentence
+            lines += ["", f'{row.place}: "{row.sentence}"']
         interval = "{:.4g} to {:.4g}".format(*row.interval) if row.interval else ""
         note = f"{row.verdict} [{recipes.index(row.recipe) + 1}]"
         lines.append(f"{row.name:<{width}}  {row.ours:>14.9g} {row.published:>14.9g}  {interval:<19} {note}")

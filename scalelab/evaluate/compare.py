@@ -8,6 +8,7 @@ from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
+from scalelab.evaluate.device_floor import find_device_floor
 from scalelab.record import listing, records
 from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
@@ -30,6 +31,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.loss_gap(*sides)
+    devices = find_device_floor(gap.step, one, two) if gap else None
     return {
         "a": str(one),
         "b": str(two),
@@ -48,6 +50,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "same_bits": bool(
             metrics["lines"] and not metrics["only"] and metrics["first"] is None and weights and weights["same"]
         ),
+        "devices": devices and devices._asdict() | {"largest": devices.largest},
         "gap": None if gap is None else gap._asdict() | {"floor": gap.floor._asdict() if gap.floor else None},
     }
 

@@ -1,6 +1,8 @@
 """Schedules: pure functions of a traced step and traced hparams, so one compilation serves every horizon.
 
 optax joins schedules by branching on Python numbers; these don't branch. Steps count from 0; step 0 already learns.
+transformers' schedules give their step 0 an LR of 0: ours are one step ahead in the warm-up, and equal after it
+(`inverse_sqrt` stays one ahead).
 """
 
 import functools

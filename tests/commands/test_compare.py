@@ -187,3 +187,42 @@ def test_a_comparison_has_a_page(studies, tmp_path, capsys):
 def test_a_value_behind_a_blank_is_told_of_the_sign(capsys):
     assert main(["compare", "a", "b", "--html", "page.html"]) == 2
     assert capsys.readouterr().err == "scalelab: unknown argument 'page.html'; write --html=page.html\n"
+
+
+def as_on(run, place, devices, shift):
+    """A copy of a run as another number of devices would have left it: the losses moved by `shift`."""
+    shutil.copytree(run, place)
+    record = records.read_json(place / "record.json")
+    record["mesh"]["devices"] = devices
+    record["val_loss"] += shift
+    records.write_json(place / "record.json", record)
+    lines = records.read_metrics(place)
+    moved = [line | ({"val_loss": line["val_loss"] + shift} if "val_loss" in line else {}) for line in lines]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in moved))
+    return place
+
+
+def test_another_number_of_devices_has_a_floor_of_its_own(studies, tmp_path, capsys):
+    shutil.copytree(studies / "a/runs", tmp_path / "runs")
+    one = tmp_path / "runs/0"
+    eight = as_on(one, tmp_path / "runs/0-on-8", 8, 3e-4)
+    result, text = asked(capsys, one, eight)
+    assert result["devices"] == {"devices": [1, 8], "pairs": [], "largest": None}
+    assert "A ran on 1, B on 8; no two other runs here differ in their devices alone" in text
+    as_on(tmp_path / "runs/1", tmp_path / "runs/1-on-8", 8, -1e-4)
+    result, text = asked(capsys, one, eight)
+    assert result["devices"]["largest"] == pytest.approx(1e-4, rel=1e-3)
+    assert "1 pair of runs that differ in their devices alone are up to 0.0001 apart: more than that" in text
+    as_on(tmp_path / "runs/2", tmp_path / "runs/2-on-4", 4, 5e-4)
+    result, text = asked(capsys, one, eight)
+    assert "2 pairs of runs that differ in their devices alone are up to 0.0005 apart: not more than that" in text
+    assert asked(capsys, one, tmp_path / "runs/1")[0]["devices"] is None  # as many devices on both sides
+
+
+def test_a_published_curve_is_the_other_side(studies, tmp_path, capsys):
+    curve = tmp_path / "published.csv"
+    curve.write_text("step,val_loss\n2,6.0\n4,5.5\n")
+    result, text = asked(capsys, studies / "a/runs/0", curve)
+    assert result["gap"]["b"] == 5.5 and result["gap"]["step"] == 4
+    assert result["gap"]["gap"] == pytest.approx(5.5 - last_loss(studies / "a/runs/0")) and result["devices"] is None
+    assert "loss: at step 4" in text and "noise floor: sd" in text

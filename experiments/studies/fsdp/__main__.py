@@ -4,9 +4,10 @@
 
 One small model on eight fake CPU devices under ZeRO 0, 1, 2 and 3 (FSDP). At fixed weights, loss and gradients are
 compared with those of one device; bytes that a device holds between steps with Rajbhandari et al. (2020), figure 1: K =
-12 bytes a parameter of fp32 weights and moments, split from ZeRO 1 on. (In a step ZeRO 1 and 2 also hold the weights
-that they gather at its start, the paper's copy for products; ZeRO 3 does without.) Then the same 40 steps of AdamW are
-trained on one device and under each stage. About a minute; --quick: 10 steps.
+12 bytes a parameter of fp32 weights and moments, split from ZeRO 1 on. What tells the stages apart is held within a
+step: weights for products and gradients, by the paper's count (16, 5.5, 3.75 and 2 bytes a parameter) and by the plan
+of our own step in bf16 with two micro-batches. Then the same 40 steps of AdamW are trained on one device and under each
+stage. About a minute; --quick: 10 steps.
 
     scalelab study fsdp --quick --workdir=runs/fsdp
 """
@@ -37,6 +38,8 @@ from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.fsdp import rows
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
+from scalelab.plan.memory.memory import memory_on_backend
+from scalelab.plan.published.zero import state_bytes
 from scalelab.report.figures.style import ACCENT, INK, add_axes_legend, make_figure, styled
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
@@ -46,6 +49,10 @@ DEVICES = 8
 STAGES = {"ZeRO 0": Layout(fsdp=8, zero=0), "ZeRO 1": Layout(fsdp=8, zero=1), "ZeRO 2": Layout(fsdp=8, zero=2),
           "ZeRO 3 (FSDP)": Layout(fsdp=8)}  # fmt: skip
 BYTES = {name: 12 / (DEVICES if layout.zero else 1) for name, layout in STAGES.items()}
+# Within a step of ours: fp32 weights and moments, bf16 weights gathered for ZeRO 1 and 2, and two trees of fp32
+# gradients, the sum and those of a micro-batch, split from ZeRO 2 on.
+WITHIN = {"ZeRO 0": 12 + 8, "ZeRO 1": 12 / 8 + 2 + 8, "ZeRO 2": 12 / 8 + 2 + 8 / 8, "ZeRO 3 (FSDP)": 12 / 8 + 8 / 8}
+HELD = ("parameters", "optimizer", "copies", "gradients")
 VARIANT = {"family": "llama"}
 STEPS, QUICK_STEPS = 40, 10
 ROUNDING = 1e-5  # relative, of gradients; fp32 sums in another order differ by about 1e-6
@@ -84,6 +91,15 @@ def compare_stage(name: str) -> dict[str, Any]:
     return row | {"bytes_a_parameter": row["argument_bytes"] / parameters, "parameters": parameters}
 
 
+def count_within_step(name: str) -> dict[str, float]:
+    """Bytes a parameter of weights, gradients and moments within a step: by the paper's count, by our step's plan."""
+    static, _ = rows.build_static(VARIANT, STAGES[name], "bf16")
+    components = memory_on_backend(dataclasses.replace(static, accumulate=2), "gpu", 0).components
+    parameters = sum(each.size for each in jax.tree.leaves(rules.parameter_declarations(static.model)))
+    ours = sum(components.get(part, 0) for part in HELD) / parameters
+    return {"paper": state_bytes(1, DEVICES, STAGES[name].zero), "ours": ours}
+
+
 def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     """The result of the study."""
     steps = QUICK_STEPS if quick else STEPS
@@ -111,16 +127,27 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
         checks.append(
             outcome.compare_with(known, "Rajbhandari et al. 2020", name, row["bytes_a_parameter"], known, 1.03 * known)
         )
+    within = {name: count_within_step(name) for name in STAGES}
+    for name, each in within.items():
+        known, row_name = WITHIN[name], f"{name}: bytes a parameter within a step, ours"
+        source = "closed form: fp32 weights and moments, gathered bf16 weights, gradients"
+        checks.append(outcome.compare_with(known, source, row_name, each["ours"], 0.96 * known, 1.03 * known))
     saved = stages[0]["bytes_a_parameter"] / stages[-1]["bytes_a_parameter"]
     return {
-        "steps": steps, "stages": stages, "losses": losses, "checks": checks,
+        "steps": steps, "stages": stages, "losses": losses, "checks": checks, "within_step": within,
         "apart": {name: float(each) for name, each in apart.items()},
         "finding": f"On {DEVICES} devices ZeRO 0 to 3 give one device's gradients to {worst:.0e} and its losses over "
         f"{steps} steps to {max(apart.values()):.0e} nats; FSDP holds {saved:.1f} times less weights and moments a "
-        "device than ZeRO 0.",
+        f"device than ZeRO 0. Within a step the stages hold {_each(within, 'paper')} bytes a parameter by the paper's "
+        f"count, {_each(within, 'ours')} by ours, which sums gradients in fp32.",
         "limits": "eight devices that share one processor: nothing about time. The model is small and its sizes divide "
-        "by eight; what cannot be split evenly would lie above the formula. Memory within a step is not measured.",
+        "by eight; what cannot be split evenly would lie above the formula. Memory within a step is planned, not "
+        "measured: plans beside compiled steps stand in checks/results/compiled.md.",
     }  # fmt: skip
+
+
+def _each(within: Mapping[str, Mapping[str, float]], side: str) -> str:
+    return ", ".join(f"{each[side]:.3g}" for each in within.values())
 
 
 @styled
@@ -154,12 +181,15 @@ def describe(result: Mapping[str, Any]) -> list[str]:
             f"{row['grad_rel_diff']:.1e}",
             f"{result['apart'][row['layout']]:.1e}",
             f"{row['argument_bytes'] / 1024:.0f}",
+            f"{result['within_step'][row['layout']]['paper']:.4g}",
+            f"{result['within_step'][row['layout']]['ours']:.4g}",
             f"{sum(row['collective_bytes'].values()) / 1024:.0f}",
         ]
         for row in result["stages"]
     ]
     columns = ("stage", "loss, relative", "gradients, relative", f"losses of {result['steps']} steps, nats",
-               "KiB held a device", "KiB moved a step")  # fmt: skip
+               "KiB held a device", "bytes a parameter within a step: by the paper", "by ours",
+               "KiB moved a step")  # fmt: skip
     return [f"{result['stages'][0]['parameters']:,} parameters. Moved: results of the compiled step's collectives, as "
             "XLA makes them for CPUs.", "", *markdown_table(columns, cells)]  # fmt: skip
 

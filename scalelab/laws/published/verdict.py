@@ -15,7 +15,6 @@ Verdict = Literal[
     "table_error",
     "mismatch",
     "wrong",
-    "unverified",
 ]
 Interval = tuple[float, float]
 
@@ -24,7 +23,10 @@ SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One published number beside ours; `interval` is the published one, if any (of a forecast: ours)."""
+    """One published number beside ours; `interval` is the published one, if any (of a forecast: ours).
+
+    `place` and `sentence`: of a row that judges a text, the subject under which it stands, and what it says.
+    """
 
     name: str
     ours: float
@@ -32,10 +34,13 @@ class ComparisonRow:
     interval: Interval | None
     verdict: Verdict
     recipe: str
+    place: str = ""
+    sentence: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dataclasses.asdict(self) | {"interval": list(self.interval) if self.interval else None}
+        """As plain JSON values, place and sentence where there are any."""
+        values = dataclasses.asdict(self) | {"interval": list(self.interval) if self.interval else None}
+        return {key: value for key, value in values.items() if value or key not in ("place", "sentence")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +114,21 @@ def judge_least(ours: float, published: float, tolerance: float, interval: Inter
     return "match" if ours >= published - tolerance else "table_error"
 
 
+def judge_above(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge what a text says is larger than a number as match, or wrong."""
+    return "match" if ours > published else "wrong"
+
+
+def judge_below(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge what a text says is smaller than a number as match, or wrong."""
+    return "match" if ours < published else "wrong"
+
+
+def judge_near(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge a stated number as match within the tolerance, else wrong."""
+    return "match" if abs(ours - published) <= tolerance * (1 + 1e-5) else "wrong"  # a schedule's numbers are float32
+
+
 def judge_superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """Judge as match or published_not_global: parameters of an optimum that is not global by `judge_minimum`."""
     return "match" if judge_agreement(ours, published, tolerance, interval) == "match" else "published_not_global"
@@ -127,3 +147,8 @@ def make_comparison_row(
     allowed = rounding_tolerance(published) if tolerance is None else tolerance
     value, ours = float(published), float(ours)
     return ComparisonRow(name, ours, value, interval, judge(ours, value, allowed, interval), recipe)
+
+
+def cite_sentence(place: str, sentence: str, *rows: ComparisonRow) -> list[ComparisonRow]:
+    """The rows, each with the sentence that it judges and its place."""
+    return [dataclasses.replace(row, place=place, sentence=sentence) for row in rows]

@@ -4,8 +4,8 @@ Our own step keeps fp32 weights and no copy of them between steps: `memory/memor
 """
 
 DEVICES = (1, 4, 16, 64, 256, 1024)
-# Rajbhandari et al. 2020, table 1: parameters -> stage -> GB a device on so many. Unverified: written down from memory
-# of the paper and recomputed, not read off its page.
+# Rajbhandari et al. 2020 (arXiv 1910.02054), table 1: parameters -> stage -> GB a device on so many. Read off a
+# transcript of the paper's page on 2026-11-27.
 TABLE_1 = {
     7.5e9: {
         1: ("120", "52.5", "35.6", "31.4", "30.4", "30.1"),
