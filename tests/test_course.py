@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from docs import notebook
-from docs.course import checkers, generate, solutions
+from docs.course import checkers, generate
+from docs.course.checkers import solutions
 from scalelab.record import records
 
 COURSE = pathlib.Path(__file__).parent.parent / "docs" / "course"
@@ -51,6 +52,35 @@ def cosine_that_starts_at_zero(step):
     return 3e-4 * step / 500 if step < 500 else solutions.cosine(step)
 
 
+def clip_each(gradients, most):
+    return [g * min(1, most / np.linalg.norm(g)) for g in gradients]
+
+
+def clip_always(gradients, most):
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    return [g * most / norm for g in gradients]
+
+
+def clip_numbers(gradients, most):
+    return [np.clip(g, -most, most) for g in gradients]
+
+
+def masks_with(tokens, separator, **wrong):
+    """The solution's masks, with one of the two replaced."""
+    allowed, counted = solutions.masks(tokens, separator)
+    each = {name: make(np.asarray(tokens), allowed, counted) for name, make in wrong.items()}
+    return each.get("allowed", allowed), each.get("counted", counted)
+
+
+def begins_with_separator(tokens, allowed, counted):
+    document = np.cumsum(tokens[:-1] == 0)
+    return np.tril(document[:, None] == document)
+
+
+def masks_that(**wrong):
+    return lambda tokens, separator: masks_with(tokens, separator, **wrong)
+
+
 WRONG = [  # (problem, answer, what the line says)
     (1, adamw_without_correction, "without bias correction"),
     (1, adam_with_l2, "the decay goes through the moments"),
@@ -86,6 +116,21 @@ WRONG = [  # (problem, answer, what the line says)
     (10, (0.0088, 0.0024), "standard deviation"),
     (10, (-TRUE[10][0], TRUE[10][1]), "a minus b"),
     (10, "0.0088 ± 0.0011", "not made of numbers"),
+    (11, clip_each, "all gradients together"),
+    (11, clip_always, "left as it is"),
+    (11, clip_numbers, "turns the gradient"),
+    (11, lambda gradients, most: gradients[0], "a list with an array"),
+    (12, lambda gradients, tokens: gradients.mean(0), "mean of means"),
+    (12, lambda gradients, tokens: gradients[tokens > 0].mean(0), "still weights the others alike"),
+    (12, lambda gradients, tokens: tokens @ gradients, "tokens of the whole batch"),
+    (12, lambda gradients, tokens: gradients.sum(0), "not divided"),
+    (13, masks_that(allowed=lambda t, a, c: a | a.T), "what comes after"),
+    (13, masks_that(allowed=lambda t, a, c: np.tril(np.ones_like(a))), "other documents"),
+    (13, masks_that(allowed=begins_with_separator), "does not begin the next"),
+    (13, masks_that(counted=lambda t, a, c: t[1:] >= 0), "first token of a document"),
+    (13, masks_that(counted=lambda t, a, c: t[:-1] != 0), "padding is no target"),
+    (13, masks_that(counted=lambda t, a, c: c & (t[1:] != 0)), "is a target too"),
+    (13, lambda tokens, separator: solutions.masks(tokens, separator)[0], "a pair is asked for"),
 ]
 
 
@@ -118,8 +163,8 @@ def test_the_exercises_run_unanswered_and_with_all_answers():
     assert (COURSE / "exercises.ipynb").read_text() == notebook.notebook_text(empty), (
         "run python -m docs.course.generate"
     )
-    assert [text.count("not answered yet") for text in outputs_of(notebook.run_notebook(empty, COURSE))] == [1] * 10
-    given = "import solutions\nTRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)\n"
+    assert [text.count("not answered yet") for text in outputs_of(notebook.run_notebook(empty, COURSE))] == [1] * 13
+    given = "from checkers import solutions\nTRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)\n"
     page = page.replace("import checkers\n", f"import checkers\n{given}", 1)
     for problem in TRUE:
         page = page.replace(f"answer_{problem} = ...", f"answer_{problem} = TRUE[{problem}]")

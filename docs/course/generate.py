@@ -9,7 +9,8 @@ import pathlib
 import re
 import sys
 
-from docs.course.self_check import self_check_lines
+from docs.course.checkers.self_check import self_check_lines
+
 from docs.notebook import make_notebook, notebook_text, run_notebook
 
 FOLDER = pathlib.Path(__file__).parent
