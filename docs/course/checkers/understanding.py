@@ -107,8 +107,8 @@ def precision_adds() -> str:
     faster = plans[1].time.tokens_per_s / plans[0].time.tokens_per_s
     saved = [plan.memory.components["activations"] for plan in plans]
     return (
-        f"c. A plan of Llama 3 8B on {DEVICES} H100 has {faster:.1f} times tf32's tokens/s and {saved[1] / saved[0]:.2f} "
-        f"of its activations in bf16, and {per[1]:.0f} bytes a parameter of states, as before ({per[0]:.0f})."
+        f"c. A plan of Llama 3 8B on {DEVICES} H100 has {faster:.1f} times tf32's tokens/s and "
+        f"{saved[1] / saved[0]:.2f} of its activations in bf16, and {per[1]:.0f} bytes a parameter of states, as before ({per[0]:.0f})."
     )
 
 
@@ -117,8 +117,8 @@ def accumulation_lets() -> str:
     config = config_lib.resolve(llama3_8b.get_config())
     tokens = config.train.global_batch * config.model.seq_len
     return (
-        f"a. Llama 3 8B's batch of {tokens / 1e6:.1f} M tokens is {config.train.global_batch:,} sequences; on {DEVICES} "
-        f"devices that hold one each it takes {config.train.global_batch // DEVICES} micro-batches."
+        f"a. Llama 3 8B's batch of {tokens / 1e6:.1f} M tokens is {config.train.global_batch:,} sequences; on "
+        f"{DEVICES} devices that hold one each it takes {config.train.global_batch // DEVICES} micro-batches."
     )
 
 
