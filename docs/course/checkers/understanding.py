@@ -108,7 +108,8 @@ def precision_adds() -> str:
     saved = [plan.memory.components["activations"] for plan in plans]
     return (
         f"c. A plan of Llama 3 8B on {DEVICES} H100 has {faster:.1f} times tf32's tokens/s and "
-        f"{saved[1] / saved[0]:.2f} of its activations in bf16, and {per[1]:.0f} bytes a parameter of states, as before ({per[0]:.0f})."
+        f"{saved[1] / saved[0]:.2f} of its activations in bf16, and {per[1]:.0f} bytes a parameter of states, "
+        f"as before ({per[0]:.0f})."
     )
 
 
