@@ -79,8 +79,11 @@ def test_each_item_of_the_texts_has_its_place(row):
     elif question := re.fullmatch(r"\[question\]\(#eight-questions\) (\d)", place):
         assert re.search(rf"^\| {question[1]} \| .+ \| .{{40,}} \|$", sections()["Eight questions"], re.MULTILINE)
     else:
-        item, command = re.fullmatch(r"(\w+ \d): `(scalelab [^`]+)`", place).groups()
-        assert item == name and command in lines_of(items()[item])
+        kind, section, number, command = re.fullmatch(
+            r"\[(\w+)\]\(#nine-(\w+)\) (\d): `(scalelab [^`]+)`", place
+        ).groups()
+        assert f"{kind} {number}" == name and section == f"{kind}s"
+        assert any(line.startswith(f"{command} ") or line == command for line in lines_of(items()[name]))
 
 
 def earlier_lines(item):
