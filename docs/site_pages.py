@@ -21,8 +21,10 @@ def write_page(source: pathlib.Path, target: pathlib.Path) -> None:
     notebook = source.with_suffix(".ipynb")
     if notebook.exists():
         text = add_outputs(text, notebook, target)
-        for module in source.parent.glob("*.py"):  # what its cells import
-            (target.parent / module.name).write_text(module.read_text())
+        for module in source.parent.rglob("*.py"):  # what its cells import
+            copy = target.parent / module.relative_to(source.parent)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(module.read_text())
     target.write_text(FENCE.sub(r"\1\2", text))
 
 

@@ -5,16 +5,13 @@ import json
 import math
 import pathlib
 import re
-import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from docs import notebook
-from docs.course import checkers, generate, solutions
-from scalelab.record import records
+from docs.course import checkers, generate
+from docs.course.checkers import solutions
 
 COURSE = pathlib.Path(__file__).parent.parent / "docs" / "course"
 TRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)  # by hand, without the library's formulas
@@ -49,6 +46,35 @@ def cosine_over_all_steps(step):
 
 def cosine_that_starts_at_zero(step):
     return 3e-4 * step / 500 if step < 500 else solutions.cosine(step)
+
+
+def clip_each(gradients, most):
+    return [g * min(1, most / np.linalg.norm(g)) for g in gradients]
+
+
+def clip_always(gradients, most):
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    return [g * most / norm for g in gradients]
+
+
+def clip_numbers(gradients, most):
+    return [np.clip(g, -most, most) for g in gradients]
+
+
+def masks_with(tokens, separator, **wrong):
+    """The solution's masks, with one of the two replaced."""
+    allowed, counted = solutions.masks(tokens, separator)
+    each = {name: make(np.asarray(tokens), allowed, counted) for name, make in wrong.items()}
+    return each.get("allowed", allowed), each.get("counted", counted)
+
+
+def begins_with_separator(tokens, allowed, counted):
+    document = np.cumsum(tokens[:-1] == 0)
+    return np.tril(document[:, None] == document)
+
+
+def masks_that(**wrong):
+    return lambda tokens, separator: masks_with(tokens, separator, **wrong)
 
 
 WRONG = [  # (problem, answer, what the line says)
@@ -86,6 +112,21 @@ WRONG = [  # (problem, answer, what the line says)
     (10, (0.0088, 0.0024), "standard deviation"),
     (10, (-TRUE[10][0], TRUE[10][1]), "a minus b"),
     (10, "0.0088 ± 0.0011", "not made of numbers"),
+    (11, clip_each, "all gradients together"),
+    (11, clip_always, "left as it is"),
+    (11, clip_numbers, "turns the gradient"),
+    (11, lambda gradients, most: gradients[0], "a list with an array"),
+    (12, lambda gradients, tokens: gradients.mean(0), "mean of means"),
+    (12, lambda gradients, tokens: gradients[tokens > 0].mean(0), "still weights the others alike"),
+    (12, lambda gradients, tokens: tokens @ gradients, "tokens of the whole batch"),
+    (12, lambda gradients, tokens: gradients.sum(0), "not divided"),
+    (13, masks_that(allowed=lambda t, a, c: a | a.T), "what comes after"),
+    (13, masks_that(allowed=lambda t, a, c: np.tril(np.ones_like(a))), "other documents"),
+    (13, masks_that(allowed=begins_with_separator), "does not begin the next"),
+    (13, masks_that(counted=lambda t, a, c: t[1:] >= 0), "first token of a document"),
+    (13, masks_that(counted=lambda t, a, c: t[:-1] != 0), "padding is no target"),
+    (13, masks_that(counted=lambda t, a, c: c & (t[1:] != 0)), "is a target too"),
+    (13, lambda tokens, separator: solutions.masks(tokens, separator)[0], "a pair is asked for"),
 ]
 
 
@@ -118,8 +159,8 @@ def test_the_exercises_run_unanswered_and_with_all_answers():
     assert (COURSE / "exercises.ipynb").read_text() == notebook.notebook_text(empty), (
         "run python -m docs.course.generate"
     )
-    assert [text.count("not answered yet") for text in outputs_of(notebook.run_notebook(empty, COURSE))] == [1] * 10
-    given = "import solutions\nTRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)\n"
+    assert [text.count("not answered yet") for text in outputs_of(notebook.run_notebook(empty, COURSE))] == [1] * 13
+    given = "from checkers import solutions\nTRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)\n"
     page = page.replace("import checkers\n", f"import checkers\n{given}", 1)
     for problem in TRUE:
         page = page.replace(f"answer_{problem} = ...", f"answer_{problem} = TRUE[{problem}]")
@@ -143,13 +184,14 @@ def numbers_in(text):
     return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", text)]
 
 
-def check_theory(skip):
+FIGURES = {"theory": 8, "systems": 7, "laws": 3}
+
+
+def check_notebook(name, skip):
     """The committed notebook has the cells of its page, and the numbers that they print today."""
-    stored = json.loads((COURSE / "theory.ipynb").read_text())
-    page = notebook.make_notebook((COURSE / "theory.md").read_text())
-    sources = [[cell["source"] for cell in each["cells"]] for each in (stored, page)]
-    assert sources[0] == sources[1], "run python -m docs.course.generate"
-    done, pictures = notebook.run_notebook(page, COURSE, skip), 0
+    stored = json.loads((COURSE / f"{name}.ipynb").read_text())
+    page = notebook.make_notebook((COURSE / f"{name}.md").read_text())
+    done = notebook.run_notebook(page, COURSE, skip)
     for now, then in zip(done["cells"], stored["cells"], strict=True):
         if now.get("execution_count") is None:
             continue
@@ -157,83 +199,40 @@ def check_theory(skip):
             assert re.sub(r"[\d.]+", "", ours) == re.sub(r"[\d.]+", "", theirs)
             # Numbers are printed with two to four digits; those of other machines differ in the last one.
             assert numbers_in(ours) == pytest.approx(numbers_in(theirs), rel=0.02, abs=0.002)
-    for cell in stored["cells"]:
-        for output in cell.get("outputs", ()):
-            if "image/png" in output.get("data", {}):
-                assert len(base64.b64decode(output["data"]["image/png"])) < 60_000
-                pictures += 1
-    assert pictures == 9
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_notebook_has_the_cells_of_its_page_and_small_figures(name):
+    stored = json.loads((COURSE / f"{name}.ipynb").read_text())
+    page = notebook.make_notebook((COURSE / f"{name}.md").read_text())
+    sources = [[cell["source"] for cell in each["cells"]] for each in (stored, page)]
+    assert sources[0] == sources[1], "run python -m docs.course.generate"
+    outputs = [output for cell in stored["cells"] for output in cell.get("outputs", ())]
+    pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == FIGURES[name] and max(len(base64.b64decode(each)) for each in pictures) < 60_000
+    parts = re.findall(r"^## (\d+)\. ", (COURSE / f"{name}.md").read_text(), re.MULTILINE)
+    assert parts == [str(n + 1) for n in range(len(parts))]
 
 
 @pytest.mark.full
-def test_the_theory_prints_what_its_notebook_holds():
-    check_theory(skip={notebook.SLOW})
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_notebook_prints_what_it_holds(name):
+    check_notebook(name, skip={notebook.SLOW})
 
 
 @pytest.mark.slow
 def test_the_slow_part_of_the_theory_too():
-    check_theory(skip=())
+    check_notebook("theory", skip=())
 
 
 def test_the_answers_of_the_self_check_are_todays():
     page = (COURSE / "index.md").read_text()
-    assert generate.fill_self_check(page) == page, "run python -m docs.course.generate"
-    assert generate.fill_self_check(page.replace("| 0.447 learning", "| 0.5 learning")) == page
+    assert generate.fill_table(page, "Self-check") == page, "run python -m docs.course.generate"
+    assert generate.fill_table(page.replace("| 0.447 learning", "| 0.5 learning"), "Self-check") == page
 
 
-def test_the_index_has_all_that_it_announces():
+@pytest.mark.full
+def test_the_answers_of_the_eight_questions_are_todays():
     page = (COURSE / "index.md").read_text()
-    names, texts = re.findall(r"^## (.*)$", page, re.MULTILINE), re.split(r"^## .*$", page, flags=re.MULTILINE)[1:]
-    sections = dict(zip(names, texts, strict=True))
-    counts = {name: len(re.findall(r"^\d+\. ", text, re.MULTILINE)) for name, text in sections.items()}
-    assert counts == {"Objectives": 8, "Seven exercises": 7, "Ten problems": 10, "Eight practice sets": 8,
-                      "Five milestones": 5, "Self-check": 0, "What this cannot tell": 0}  # fmt: skip
-    titles = re.findall(r"^## \d+\. (.*)$", (COURSE / "exercises.md").read_text(), re.MULTILINE)
-    assert titles == re.findall(r"^\d+\. (.*)\.$", sections["Ten problems"].replace("luck?", "luck?."), re.MULTILINE)
-    theory = re.findall(r"^## (\d+)\. ", (COURSE / "theory.md").read_text(), re.MULTILINE)
-    assert theory == [str(n) for n in range(1, 10)]
-    for name in ("Seven exercises", "Eight practice sets", "Five milestones"):
-        parts = re.split(r"^\d+\. ", sections[name], flags=re.MULTILINE)[1:]
-        assert all(re.search(r"^ {8}scalelab ", part, re.MULTILINE) for part in parts)
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_index_run(tmp_path):
-    """In an empty folder beside configs and experiments; studies and sweeps have tests of their own."""
-    text = (COURSE / "index.md").read_text().replace("\\\n", " ")
-    lines = dict.fromkeys(re.findall(r"^ {8}scalelab (.*)$", text, re.MULTILINE))
-    for name in ("configs", "experiments"):
-        (tmp_path / name).symlink_to(COURSE.parents[1] / name)
-    for line in [each for each in lines if not re.match("study|isoflop|sweep|fit|runs", each)]:
-        command = [sys.executable, "-m", "scalelab", *shlex.split(line)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        codes = (0, 1) if "runs/spike" in line else (0,)  # a run that may diverge, and its finding
-        assert done.returncode in codes, f"{line}: {done.stderr[-2000:]}"
-
-
-def type_in(line, folder):
-    """(exit code, stdout) of a line of the index, typed in `folder`."""
-    command = [sys.executable, "-m", "scalelab", *shlex.split(line)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode in (0, 1), f"{line}: {done.stderr[-2000:]}"
-    return done.returncode, done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", ["1", "3", "10", "30", "0.0003"])
-@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
-def test_exercise_five_by_hand_ends_in_a_cause_and_a_knob_that_cures(optimizer, rate, tmp_path):
-    """The lines of the page, with this rate: the first finding is a learning rate's, and its value trains better."""
-    text = (COURSE / "index.md").read_text()
-    folder = "runs/spike" if optimizer == "adamw" else "runs/spike_momentum"
-    train, diagnose = re.findall(rf"^ {{8}}scalelab (.*{folder}\b(?!_).*)$", text, re.MULTILINE)
-    (tmp_path / "configs").symlink_to(COURSE.parents[1] / "configs")
-    type_in(train.replace("peak_lr=1", f"peak_lr={rate}"), tmp_path)
-    code, printed = type_in(diagnose, tmp_path)
-    knob = re.search(r"^   turn: optim\.peak_lr=(\S+)", printed.partition("\n2. ")[0], re.MULTILINE)
-    assert code == 1 and knob, f"the first finding turns another knob, or there is none:\n{printed}"
-    assert float(knob[1]) != float(rate)
-    type_in(train.replace(folder, "runs/cured").replace("peak_lr=1", f"peak_lr={knob[1]}"), tmp_path)
-    spiked, cured = (records.read_record(tmp_path / name) for name in (folder, "runs/cured"))
-    loss = np.inf if spiked["val_loss"] is None else spiked["val_loss"]
-    assert cured["status"] == "done" and cured["val_loss"] < loss - 0.1
+    assert generate.fill_table(page, "Eight questions") == page, "run python -m docs.course.generate"
+    assert generate.fill_table(page.replace("SGD steps 8 times", "SGD steps 9 times"), "Eight questions") == page

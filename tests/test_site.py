@@ -104,7 +104,7 @@ def test_no_anchor_is_dead_and_nothing_is_loaded_from_elsewhere(built):
 def test_the_page_of_a_notebook_has_its_figures_and_what_its_cells_import(built):
     folder, pages = built
     assert pages[pathlib.Path("docs/course/theory.html")].images >= 8
-    assert (folder / "docs/course/drawing.py").exists() and (folder / "docs/course/checkers.py").exists()
+    assert (folder / "docs/course/drawing.py").exists() and (folder / "docs/course/checkers/__init__.py").exists()
 
 
 LUMINANCE = """(function () {

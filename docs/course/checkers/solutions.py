@@ -1,4 +1,4 @@
-"""Solutions of the problems in exercises.md, by hand: numpy and arithmetic, none of the library's formulas.
+"""Solutions of the problems in docs/course/exercises.md, by hand: numpy and arithmetic, none of the library's formulas.
 
 A reader who wants to learn tries first. `solutions(…)[n]` is an answer that `checkers.check(n, answer)` passes.
 """
@@ -78,9 +78,32 @@ def difference(losses):
     return each.mean(), each.std(ddof=1) / len(each) ** 0.5
 
 
+def clip(gradients, most):
+    """One factor for all, from the norm of all."""
+    norm = math.sqrt(sum(float(np.sum(g**2)) for g in gradients))
+    return [g * min(1.0, most / norm) for g in gradients]
+
+
+def whole_batch(gradients, tokens):
+    """Each micro-batch counts by its tokens."""
+    return tokens @ gradients / tokens.sum()
+
+
+def masks(tokens, separator):
+    """Documents by a walk over the row; token i + 1 is a target of token i if both are of one document."""
+    document, number = [], 0
+    for token in tokens:
+        document.append(-1 if token < 0 else number)
+        number += int(token == separator)
+    n = len(tokens) - 1
+    allowed = np.array([[j <= i and document[i] == document[j] for j in range(n)] for i in range(n)])
+    counted = np.array([document[i + 1] >= 0 and document[i] == document[i + 1] for i in range(n)])
+    return allowed, counted
+
+
 def solutions(runs, losses) -> dict[int, Any]:
     """All answers; `runs` and `losses` are the tables of problems 8 and 10."""
     return {
         1: adamw, 2: {"sgd": 8, "adamw": 1}, 3: cosine, 4: memory(), 5: days(), 6: loss_scale(), 7: allocation(1e21),
-        8: isoflop_exponent(runs), 9: save_interval(), 10: difference(losses),
+        8: isoflop_exponent(runs), 9: save_interval(), 10: difference(losses), 11: clip, 12: whole_batch, 13: masks,
     }  # fmt: skip
