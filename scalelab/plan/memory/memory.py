@@ -102,7 +102,10 @@ def memory_on_backend(
 
 def _state_key(static: Static) -> Static:
     """`static` with what the state does not depend on at its default: many ways to compute a step share one."""
-    return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
+    layout = dataclasses.replace(static.layout, sequence=False, microbatches=1, expert_buffer=0.0)
+    return dataclasses.replace(
+        static, model=static.model.plain, layout=layout, global_batch=1, accumulate=1, batch_ramp=()
+    )
 
 
 @functools.cache
