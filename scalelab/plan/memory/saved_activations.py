@@ -99,8 +99,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
     working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
     """
     shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
-    routed = [p for p in block_products(shape) if p.experts]
-    if layout.expert == 1 or not routed:
+    if layout.expert == 1 or not (routed := [p for p in block_products(shape) if p.experts]):
         return 0
     platform, each = target_platform(), array_dtype(policy.compute).itemsize
     units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
