@@ -6,7 +6,9 @@ active FLOPs: 8 experts, 2 a token, d_model 256, d_expert 512, 2,048 tokens, fp3
 Here, without --chips, in three minutes on two CPU cores: CPU seconds of forward and backward, compile seconds and
 memory of a layer by each way, as multiples of the dense layer's, and of a whole step (two layers, AdamW), which takes
 its state's memory as the trainer's does. The rounds of all rows alternate, and `times` is the median of each round's.
-With --only the rows of the other programs stay. With --chips, for chips that are absent (their compilers: `pip install '.[plan-cuda]'`,
+With --only the rows of the other programs stay.
+
+With --chips, for chips that are absent (their compilers: `pip install '.[plan-cuda]'`,
 '.[plan-tpu]'): the compiled layer's memory, its largest array and FLOPs over those that are useful, of 16 experts, 4 a
 token, d_model 1,024, d_expert 512, 2,048 tokens, bf16. Nothing is timed there. Rows are written to
 checks/results/expert_products.*; those of other chips stay.
@@ -111,7 +113,7 @@ def dense_arguments(sizes: dict[str, int]) -> tuple[Any, jax.Array]:
 
 
 def step_program(config: Any) -> tuple[Callable, tuple]:
-    """A whole training step, and its arguments, of which it may take the first one's memory: no two arrays share any."""
+    """A whole training step, and its arguments, whose first may give its memory: no two of its arrays share any."""
     spec = make_train_spec(config, {"dataset.separator": 0})
     state = state_lib.init_state(spec.static, spec.hparams)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (TOKENS // 256, 257)), jnp.int32)

@@ -82,7 +82,10 @@ def test_rows_sent_by_formula_are_those_of_the_compiled_steps_that_are_kept():
     rows = json.loads((ROOT / "checks/results/parallelism_experts.json").read_text())["experts"]
     of_rows = [row for row in rows if "sent_rows" in row and not row["skewed"]]
     layouts = {row["layout"]: EXPERT_LAYOUTS[row["layout"]] for row in of_rows}
-    assert len(layouts) > 7 and {layout.schedule for layout in layouts.values() if layout.stage > 1} == {"1f1b", "gpipe"}
+    assert len(layouts) > 7 and {layout.schedule for layout in layouts.values() if layout.stage > 1} == {
+        "1f1b",
+        "gpipe",
+    }
     for row in of_rows:
         static = build_static(expert_variants()[0], layouts[row["layout"]], "fp32")[0]
         assert bytes_of_sent_rows(static) == row["sent_rows"], row["layout"]

@@ -30,8 +30,11 @@ CASES = {
     "a buffer": ({"expert": 4, "data": 2, "expert_buffer": 1.5}, {}, {}),
     "remat, micro-batches": ({"expert": 4, "fsdp": 2}, {}, {"model.remat": "full", "train.accumulate": 2}),
     "stages": ({"stage": 2, "expert": 4, "microbatches": 4}, {"n_layers": 4}, {}),
-    "stages, a buffer": ({"stage": 2, "expert": 4, "schedule": "gpipe", "microbatches": 2, "expert_buffer": 1.5},
-                         {"n_layers": 2}, {}),
+    "stages, a buffer": (
+        {"stage": 2, "expert": 4, "schedule": "gpipe", "microbatches": 2, "expert_buffer": 1.5},
+        {"n_layers": 2},
+        {},
+    ),
     "a shared expert": ({"expert": 8}, {"n_shared_experts": 1, "experts_per_token": 3}, {"model.remat": "dots"}),
 }
 
