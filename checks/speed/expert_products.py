@@ -1,11 +1,14 @@
-"""python -m checks.speed.expert_products [--chips=h100,v5p] [--rounds=N] [--json[=PATH]]
+"""python -m checks.speed.expert_products [--only=step] [--chips=h100,v5p] [--rounds=N] [--json[=PATH]]
 
 Ways to multiply tokens with their experts (model.expert_products), and what experts cost beside a dense block of equal
 active FLOPs: 8 experts, 2 a token, d_model 256, d_expert 512, 2,048 tokens, fp32.
 
 Here, without --chips, in three minutes on two CPU cores: CPU seconds of forward and backward, compile seconds and
-memory of a layer by each way, as multiples of the dense layer's, and of a whole step (two layers, AdamW). The rounds
-of all rows alternate. With --chips, for chips that are absent (their compilers: `pip install '.[plan-cuda]'`,
+memory of a layer by each way, as multiples of the dense layer's, and of a whole step (two layers, AdamW), which takes
+its state's memory as the trainer's does. The rounds of all rows alternate, and `times` is the median of each round's.
+With --only the rows of the other programs stay.
+
+With --chips, for chips that are absent (their compilers: `pip install '.[plan-cuda]'`,
 '.[plan-tpu]'): the compiled layer's memory, its largest array and FLOPs over those that are useful, of 16 experts, 4 a
 token, d_model 1,024, d_expert 512, 2,048 tokens, bf16. Nothing is timed there. Rows are written to
 checks/results/expert_products.*; those of other chips stay.
@@ -110,42 +113,52 @@ def dense_arguments(sizes: dict[str, int]) -> tuple[Any, jax.Array]:
 
 
 def step_program(config: Any) -> tuple[Callable, tuple]:
-    """A whole training step, and its arguments."""
+    """A whole training step, and its arguments, whose first may give its memory: no two of its arrays share any."""
     spec = make_train_spec(config, {"dataset.separator": 0})
     state = state_lib.init_state(spec.static, spec.hparams)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (TOKENS // 256, 257)), jnp.int32)
+    state = jax.tree.map(functools.partial(jnp.array, copy=True), state)
     return functools.partial(step_lib.train_step, spec.static), (state, tokens, spec.hparams)
 
 
-def measure_here(rounds: int) -> list[Row]:
+def programs_here(only: str) -> dict[str, tuple[Callable, tuple]]:
+    """{name: (function, arguments)} of layers and steps, or only of one of both."""
+    programs: dict[str, tuple[Callable, tuple]] = {}
+    if only != "step":
+        programs["layer, dense"] = dense_gradient(HERE), dense_arguments(HERE)
+        for way in WAYS:
+            shape = make_shape(HERE, way)
+            programs[f"layer, by {way}"] = layer_gradient(shape, "fp32"), layer_arguments(shape)
+        capacity = config_lib.static(make_config(HERE, expert_capacity=1.25)).model
+        programs["layer, capacity 1.25"] = layer_gradient(capacity, "fp32"), layer_arguments(capacity)
+    if only != "layer":
+        programs["step, dense"] = step_program(make_dense(HERE))
+        programs[f"step, by {BY_PLATFORM['cpu']}"] = step_program(make_config(HERE))
+    return programs
+
+
+def measure_here(rounds: int, only: str) -> list[Row]:
     """Rows of this machine: each program's CPU seconds, compile seconds and temporary bytes, and over the dense's."""
-    programs = {"layer, dense": (dense_gradient(HERE), dense_arguments(HERE))}
-    for way in WAYS:
-        shape = make_shape(HERE, way)
-        programs[f"layer, by {way}"] = layer_gradient(shape, "fp32"), layer_arguments(shape)
-    capacity = config_lib.static(make_config(HERE, expert_capacity=1.25)).model
-    programs["layer, capacity 1.25"] = layer_gradient(capacity, "fp32"), layer_arguments(capacity)
-    programs["step, dense"] = step_program(make_dense(HERE))
-    programs[f"step, by {BY_PLATFORM['cpu']}"] = step_program(make_config(HERE))
-    compiled, rows = {}, {}
+    programs, compiled, rows = programs_here(only), {}, {}
     for name, (function, arguments) in programs.items():
         print_status(f"compiling {name}")
-        lowered = jax.jit(function).lower(*arguments)
+        lowered = jax.jit(function, donate_argnums=0 if name.startswith("step") else ()).lower(*arguments)
         start = time.process_time()
         compiled[name] = lowered.compile()
         memory = compiled[name].memory_analysis()
         rows[name] = {"program": name, "compile_s": time.process_time() - start, "temporary": memory.temp_size_in_bytes}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds + 1):
-        for name, (_, arguments) in programs.items():
+        for name, (function, arguments) in programs.items():
             start = time.process_time()
-            jax.block_until_ready(compiled[name](*arguments))
+            result = jax.block_until_ready(compiled[name](*arguments))
             seconds[name].append(time.process_time() - start)
+            if name.startswith("step"):
+                programs[name] = function, (result[0], *arguments[1:])
     for name, row in rows.items():
-        row["cpu_s"] = float(np.median(seconds[name][1:]))
-        dense = rows[f"{name.partition(',')[0]}, dense"]
-        row["times"] = row["cpu_s"] / dense["cpu_s"] if "cpu_s" in dense else 1.0
-        row["compile_times"] = row["compile_s"] / dense["compile_s"]
+        row["cpu_s"], dense = float(np.median(seconds[name][1:])), f"{name.partition(',')[0]}, dense"
+        row["times"] = float(np.median(np.divide(seconds[name][1:], seconds[dense][1:])))
+        row["compile_times"] = row["compile_s"] / rows[dense]["compile_s"]
     return list(rows.values())
 
 
@@ -216,12 +229,16 @@ def _main(argv: list[str]) -> int:
     parser = command_line("speed.expert_products", __doc__)
     parser.add_argument("--chips", default="", metavar="A,B", help="absent chips to compile for, such as h100,v5p")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of each program, the first left out")
+    parser.add_argument("--only", default="", choices=("layer", "step"), help="measure layers or steps alone here")
     options = parser.parse_args(argv)
     path = RESULTS / "expert_products.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     facts = {"date": str(datetime.date.today()), "jax": package_versions()["jax"]}
     if not options.chips:
-        results["cpu"] = facts | {"rows": measure_here(options.rounds)}
+        rows = measure_here(options.rounds, options.only)
+        known = results.get("cpu", {}).get("rows", []) if options.only else []
+        stay = [row for row in known if not row["program"].startswith(options.only)]
+        results["cpu"] = facts | {"rows": rows + stay if options.only == "layer" else stay + rows}
     for chip in filter(None, options.chips.split(",")):
         results[chip] = facts | {"rows": compile_absent(chip)}
     write_result(RESULTS, "expert_products", results, format_page(results))

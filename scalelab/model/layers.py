@@ -20,7 +20,7 @@ from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
 from scalelab.model.sums import measures
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight
+from scalelab.sharding import gather_weight, without_mesh
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 
@@ -187,7 +187,7 @@ UNGATED: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 def has_zero_units(kind: str) -> bool:
     """Whether units of this MLP are exactly zero wherever their products are negative, and not only small."""
-    with jax.ensure_compile_time_eval():
+    with without_mesh(), jax.ensure_compile_time_eval():
         below = -jnp.ones(())
         return bool((GATED[kind](below, below) if kind in GATED else UNGATED[kind](below)) == 0)
 

@@ -5,6 +5,8 @@ Within a stack layers differ by flags, which go by a layer's number in the whole
 """
 
 import dataclasses
+import functools
+import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,13 +47,19 @@ def of_one_kind(shape: ModelShape, stack: Stack) -> ModelShape:
     return dataclasses.replace(shape, block=stack.block)
 
 
-def kinds(shape: ModelShape) -> dict[ModelShape, int]:
-    """{the shape of a model of one kind of block: number of layers of that kind}."""
+def has_expert_blocks(shape: ModelShape) -> bool:
+    """Whether any stack's block has experts: `n_experts` is also set in the shape of a model's dense kind."""
+    return shape.n_experts > 0 and any(stack.block == "experts" for stack in stacks(shape))
+
+
+@functools.cache
+def kinds(shape: ModelShape) -> Mapping[ModelShape, int]:
+    """{the shape of a model of one kind of block: number of layers of that kind}. Cached, as a search asks often."""
     counts: dict[ModelShape, int] = {}
     for stack in stacks(shape):
         kind = of_one_kind(shape, stack)
         counts[kind] = counts.get(kind, 0) + stack.depth
-    return counts
+    return types.MappingProxyType(counts)
 
 
 def list_layers(shape: ModelShape, params: Any) -> Iterator[tuple[ModelShape, Any]]:

@@ -13,8 +13,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from checks.numerics.parallelism.layouts import EXPERT_LAYOUTS, expert_variants
 from scalelab.config import Layout
-from scalelab.experiments.studies.fsdp.rows import build_static
+from scalelab.experiments.studies.fsdp.rows import build_static, bytes_of_sent_rows
 from scalelab.jaxprs import live_equations
 from scalelab.model.experts.exchange import Buffers, size_buffers
 from scalelab.parallel import rules
@@ -74,6 +75,20 @@ def test_there_is_room_for_all_rows_or_for_so_many_times_the_mean():
     assert size_buffers(64, 16, 2, 4, 1.0) == Buffers(peers=4, local=4, rows=32, multiplied=64 * 2)
     assert size_buffers(64, 4, 2, 4, 1.25) == Buffers(peers=4, local=1, rows=40, multiplied=160)
     assert size_buffers(64, 16, 2, 4, 100.0) == size_buffers(64, 16, 2, 4, 0.0)  # no more than can come
+
+
+def test_rows_sent_by_formula_are_those_of_the_compiled_steps_that_are_kept():
+    """`make test-parallel` reads them from programs for eight devices; with stages from the branches of every tick."""
+    rows = json.loads((ROOT / "checks/results/parallelism_experts.json").read_text())["experts"]
+    of_rows = [row for row in rows if "sent_rows" in row and not row["skewed"]]
+    layouts = {row["layout"]: EXPERT_LAYOUTS[row["layout"]] for row in of_rows}
+    assert len(layouts) > 7 and {layout.schedule for layout in layouts.values() if layout.stage > 1} == {
+        "1f1b",
+        "gpipe",
+    }
+    for row in of_rows:
+        static = build_static(expert_variants()[0], layouts[row["layout"]], "fp32")[0]
+        assert bytes_of_sent_rows(static) == row["sent_rows"], row["layout"]
 
 
 PROGRAM = """

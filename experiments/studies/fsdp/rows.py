@@ -22,6 +22,7 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
@@ -210,19 +211,23 @@ def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str
     }  # fmt: skip
 
 
-def bytes_of_sent_rows(static: Static) -> int | None:
+def bytes_of_sent_rows(static: Static) -> int:
     """Bytes that arrive on a device in a step for its experts, and back: rows of d_model, and what is said of them.
 
     Forward the rows, their experts' numbers and weights, and the outputs; backward the gradients of all three: each
-    once, whatever is recomputed. There is room for all tokens of a device from each along `expert`. None with stages,
-    whose backward computes a forward once more.
+    once, whatever is recomputed. There is room for all tokens of a device from each along `expert`. With stages as
+    `collective_bytes` reads a program, each branch of every tick once: a chunk's backward has the rows and what is said
+    of them once more for each block, and the last stage's the whole forward of its last block, for the loss.
     """
-    layout, shape = static.layout, static.model
-    if layout.stage > 1:
-        return None
-    tokens = static.global_batch * shape.seq_len // (layout.batch_parts * layout.context)
-    numbers = 2 * (2 * shape.d_model + 2 * shape.experts_per_token)
-    return 4 * numbers * tokens * layout.expert * shape.n_layers
+    layout, shape, pipelined = static.layout, static.model, static.layout.stage > 1
+    parts = layout.batch_parts * layout.context * (layout.microbatches if pipelined else 1)
+    tokens = static.global_batch * shape.seq_len // parts
+    row, numbers = 4 * tokens * layout.expert * shape.d_model, 4 * tokens * layout.expert * 2 * shape.experts_per_token
+    if not pipelined:
+        return shape.n_layers * (4 * row + 2 * numbers)
+    slots = sum(table.shape[2] for table in layer_tables(shape, layout))
+    n_ticks = ticks.count_ticks(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+    return n_ticks * (slots * (5 * row + 3 * numbers) + 2 * row + numbers)
 
 
 def adam_state_bytes(static: Static) -> float:

@@ -164,7 +164,7 @@ def expert_measures(due: jax.Array, h_PF: jax.Array, expert_P: jax.Array, expert
         return {"mlp_squares": sum_of_squares(size_PF), "unit_max": most_EF.ravel()}
 
     start = {"mlp_squares": jnp.zeros(()), "unit_max": jnp.zeros(experts * h_PF.shape[1])}
-    return when(due, measure, start, h_PF, expert_P)
+    return when(due, measure, {name: vary_like(x, h_PF, expert_P) for name, x in start.items()}, h_PF, expert_P)
 
 
 def like(start: jax.Array, x: jax.Array, *names: str) -> jax.Array:

@@ -4,6 +4,7 @@ Model, global batch and devices stay. Every advised layout is one that the train
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability
+from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import unfused_reason
 from scalelab.parallel import rules
 from scalelab.plan.machine.layout import with_layout
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations
-from scalelab.plan.memory.memory import Memory, step_memory
+from scalelab.plan.memory.memory import Memory, memory_on_backend, step_memory
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS
 from scalelab.plan.step.time import expected_s
+from scalelab.sharding import Capability
 
 LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
 MOST_TENSOR, MOST_STAGES, MOST_EXPERT = 16, 64, 64
@@ -111,8 +114,16 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
 
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
-    """A step's memory with estimated activations: no trace of the whole model."""
-    return step_memory(option, machine, estimated_activations.estimate_saved_activations)
+    """A step's memory with estimated activations: no trace of the whole model. A batch's warm-up changes none of it."""
+    option, chip = dataclasses.replace(option, batch_ramp=()), machine.chip
+    return _estimate_on(option, machine_platform(machine), usable_bytes(chip), compute_capability(chip))
+
+
+@functools.cache
+def _estimate_on(option: Static, backend: str, capacity: int, capability: Capability | None) -> Memory:
+    """`_estimate_memory`, cached: a plan's searches ask for the same options. Callers must not modify it."""
+    count = estimated_activations.estimate_saved_activations
+    return memory_on_backend(option, backend, capacity, 1, count, capability)
 
 
 def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations, megatron, saved_activations
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.device_share import rows_per_device
+from scalelab.plan.step.efficiency import machine_platform
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, Capability
 from scalelab.train.step import state as state_lib
@@ -67,9 +68,9 @@ def step_memory(
 
     `count_saved`: counts the saved activations; `estimated_activations.estimate_saved_activations` is a fast one.
     """
-    chip, name = machine.chip, machine.chip.name
-    backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return memory_on_backend(static, backend, usable_bytes(chip), 1, count_saved, compute_capability(chip))
+    chip = machine.chip
+    capability = compute_capability(chip)
+    return memory_on_backend(static, machine_platform(machine), usable_bytes(chip), 1, count_saved, capability)
 
 
 def memory_on_backend(
@@ -102,7 +103,14 @@ def memory_on_backend(
 
 def _state_key(static: Static) -> Static:
     """`static` with what the state does not depend on at its default: many ways to compute a step share one."""
-    return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
+    return dataclasses.replace(
+        static, model=static.model.plain, layout=_layout_key(static.layout), global_batch=1, accumulate=1, batch_ramp=()
+    )
+
+
+def _layout_key(layout: Layout) -> Layout:
+    """`layout` without what splits or sends activations alone: parameters and state lie as before."""
+    return dataclasses.replace(layout, sequence=False, microbatches=1, expert_buffer=0.0)
 
 
 @functools.cache
@@ -154,7 +162,7 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
 
 def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
     """Four bytes of every parameter, or of those of the `blocks`, split as `rule` says."""
-    return _split_bytes(static.model.plain, static.layout, rule, blocks)
+    return _split_bytes(static.model.plain, _layout_key(static.layout), rule, blocks)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds
 from scalelab.model.declare import Declaration, with_variables
 from scalelab.model.products.saved import keep_all
-from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, select_layers
+from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, has_expert_blocks, select_layers
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step import expert_rows
@@ -99,8 +99,7 @@ def _buffered_bytes(static: Static, recomputed: bool) -> int:
     working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
     """
     shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
-    routed = [p for p in block_products(shape) if p.experts]
-    if layout.expert == 1 or not routed:
+    if layout.expert == 1 or not (routed := [p for p in block_products(shape) if p.experts]):
         return 0
     platform, each = target_platform(), array_dtype(policy.compute).itemsize
     units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
@@ -126,7 +125,7 @@ def _canonical_static(static: Static) -> Static:
     layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
     mesh = Layout(
         data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
-        zero=layout.zero if static.model.n_experts else 3,
+        zero=3 if layout.zero or not has_expert_blocks(static.model) else 0,  # 1 to 3 split experts' weights alike
     )  # fmt: skip
     return dataclasses.replace(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
@@ -155,7 +154,9 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 @functools.cache
 def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
     layout = static.layout
-    if layout.devices == 1 or static.model.n_experts:  # what grows with the batch is told by the sums of two programs
+    if layout.devices == 1 or has_expert_blocks(
+        static.model
+    ):  # what grows with the batch is told by the sums of two programs
         programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
@@ -169,7 +170,7 @@ def _block_parts(static: Static, recomputed: bool) -> tuple[tuple[bool, int, tup
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
     residuals = vjp_residuals(static, False, recomputed)
     split = [tuple(axis for axes in _axes_by_dimension(x) for axis in axes) for x in residuals]
-    if not static.model.n_experts:
+    if not has_expert_blocks(static.model):
         return tuple((_grows_with_rows(x), _device_bytes(x), axes) for x, axes in zip(residuals, split, strict=True))
     # Rows of experts stand one behind the other along one axis, so two programs tell: of as many rows, and of twice.
     twice = vjp_residuals(dataclasses.replace(static, global_batch=2 * static.global_batch), False, recomputed)

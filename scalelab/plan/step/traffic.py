@@ -187,8 +187,9 @@ def _gathered_experts(static: Static, routed: float, traits: SystemTraits) -> li
 def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Tokens to the devices of their experts and the outputs back, and the gradients of both: each once.
 
-    A recomputing backward sends none again, a pipeline's stage all: it computes the whole forward anew. With the rows
-    travel their experts' numbers and weights, in fp32, and the weights' gradients back; what was dropped, forward.
+    A recomputing backward of ours sends none again. A pipeline's stage computes each block anew from its input: rows
+    come once more, outputs, which nothing reads, do not. Other systems that recompute send both. With the rows travel
+    their experts' numbers and weights, in fp32, and the weights' gradients back; what was dropped, forward.
     """
     of = fullest_device_share(static)
     routed = sum(
@@ -203,7 +204,7 @@ def _expert_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
         return Transfer("expert", "all-to-all", whole, times * runs, traits.sends_hidden, what, traits.sends == "node")
 
     return [
-        exchange(width * rows, 4 + 2 * again, "experts' rows"),
+        exchange(width * rows, 4 + again * (1 if traits.pipeline_recomputes else 2), "experts' rows"),
         exchange(weights * rows, 2 + again, "experts' weights"),
         exchange(4 * rows, expert_rows.returns_drops(static, traits), "how many experts a row lacks"),
     ]

@@ -10,9 +10,10 @@ import jax
 import pytest
 
 from scalelab.config import Layout
+from scalelab.parallel.stages import ticks
 from scalelab.plan.compiled import aot, program
+from scalelab.plan.step import expert_rows
 from scalelab.plan.step.traffic import step_transfers
-from scalelab.sharding import EXPERT_AXIS
 from scalelab.train.step.step import many_steps
 from tests.plan.small import static_of
 
@@ -28,6 +29,12 @@ CASES = {
     "tensor": ({"expert": 4, "tensor": 2}, {}, {}),
     "a buffer": ({"expert": 4, "data": 2, "expert_buffer": 1.5}, {}, {}),
     "remat, micro-batches": ({"expert": 4, "fsdp": 2}, {}, {"model.remat": "full", "train.accumulate": 2}),
+    "stages": ({"stage": 2, "expert": 4, "microbatches": 4}, {"n_layers": 4}, {}),
+    "stages, a buffer": (
+        {"stage": 2, "expert": 4, "schedule": "gpipe", "microbatches": 2, "expert_buffer": 1.5},
+        {"n_layers": 2},
+        {},
+    ),
     "a shared expert": ({"expert": 8}, {"n_shared_experts": 1, "experts_per_token": 3}, {"model.remat": "dots"}),
 }
 
@@ -39,9 +46,18 @@ def static_of_case(name):
 
 
 def planned_bytes(static):
-    """What a device sends a step along `expert` in all-to-alls: all but its own part."""
-    moves = [t for t in step_transfers(static) if t.axis == EXPERT_AXIS and t.kind == "all-to-all"]
-    return sum(t.times * t.whole_bytes for t in moves) * (1 - 1 / static.layout.expert)
+    """What a device sends a step along `expert` in all-to-alls: all but its own part.
+
+    A program's text has every branch of every tick of a pipeline, where the plan counts micro-batches; and the last
+    block's forward once more a tick, for the loss, which the last stage alone runs.
+    """
+    layout, moves = static.layout, [t for t in step_transfers(static) if t.sends_rows]
+    planned = sum(t.times * t.whole_bytes for t in moves)
+    if layout.stage > 1:
+        n_ticks = ticks.count_ticks(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+        rows, (row, numbers) = expert_rows.sent_rows(static), expert_rows.row_bytes(static)
+        planned = n_ticks * (planned / layout.microbatches + rows * (2 * row + numbers))
+    return planned * (1 - 1 / layout.expert)
 
 
 def compiled_bytes(static):

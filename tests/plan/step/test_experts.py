@@ -74,7 +74,7 @@ def test_rows_travel_once_forward_and_once_backward(layout, remat, resent):
     sent = sum(t.times * t.whole_bytes for t in step_transfers(of) if t.axis == "expert" and t.kind == "all-to-all")
     tokens, layers = 8 * 16 / layout.batch_parts, 2 / layout.stage
     rows = 4 * tokens * layout.expert
-    assert sent == rows * layers * ((4 + 2 * resent) * 32 + (2 + resent) * 2 * 2)
+    assert sent == rows * layers * ((4 + resent) * 32 + (2 + resent) * 2 * 2)
 
 
 def drawn_parts(n, k, parts, groups=1, best=1):

@@ -7,13 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab import config as config_lib
+from scalelab.config import Layout
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.model.declare import named_leaves
 from scalelab.model.sums.block_sums import COUNTS, LOSSES
 from scalelab.optim.registry import OPTIMIZERS
+from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.machine.layout import with_layout
+from scalelab.plan.memory.search import find_refusal
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients
@@ -89,6 +95,46 @@ def test_pairs_of_options_go_with_experts_or_are_refused_by_name(part):
             state, metrics = take_steps(static, h)
             assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, (a, b)
             assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), (a, b)
+
+
+# {key of `parallel`: size}, of eight devices.
+LAYOUTS = [
+    {"expert": 4, "context": 2}, {"expert": 4, "data": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"expert": 4, "fsdp": 2, "zero": 1},
+    {"expert": 2, "fsdp": 2, "context": 2}, {"expert": 2, "fsdp": 2, "stage": 2, "microbatches": 2},
+    {"fsdp": 4, "tensor": 2}, {"expert": 2, "data": 2, "tensor": 2, "sequence": True},
+    {"expert": 4, "data": 2, "expert_buffer": 1.5},
+]  # fmt: skip
+MESH_PAIRS = sample_pairs(36, 8)
+
+
+def lower_on_mesh(static, h):
+    """The program of a step on the mesh of `static`, lowered for CPUs; none of its devices is here."""
+    sizes = tuple(getattr(static.layout, axis) for axis in MESH_AXES)
+    mesh = AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
+    tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32, sharding=rows)
+    state = state_lib.sharded_state_shapes(static, mesh)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.jit(train_step, static_argnums=0).trace(static, state, tokens, h).lower(lowering_platforms=("cpu",))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(len(LAYOUTS)))
+def test_pairs_of_options_are_lowered_for_eight_devices_or_refused_by_name(part):
+    refused, each = [], len(MESH_PAIRS) // len(LAYOUTS)
+    layout = Layout(**LAYOUTS[part])
+    for a, b in MESH_PAIRS[each * part : each * (part + 1)]:
+        try:
+            static, h = setting({"train.global_batch": 16} | a | b)
+            static = with_layout(static, layout)
+            if (why := find_refusal(static)) is not None:
+                raise BadInput(why)
+        except BadInput as why:
+            assert any(key in str(why) for key in a | b), (a, b, layout, why)
+            refused.append(why)
+            continue
+        assert "stablehlo" in lower_on_mesh(static, h).as_text(), (a, b, layout)
+    assert len(refused) < each, refused
 
 
 @pytest.mark.full
