@@ -25,7 +25,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.study import write_once
 
-HALVES = ("open", "sealed")
+HALVES = ("open", "sealed", "third/open", "third/sealed")
 NAMED_SHARE, ALARM_SHARE = 32 / 40, 3 / 60
 FAULT_COLUMNS = ("fault", "line", "size", "loss", "harm", "first finding", "place", "wrong knobs")
 
@@ -53,7 +53,7 @@ def _main(argv: Sequence[str]) -> int:
         print(f"{done}/{len(jobs)} {_describe(rows[-1])}", file=sys.stderr, flush=True)
     result = result_header("diagnosis.contract", argv) | {"half": options.half} | count_rows(rows) | {"rows": rows}
     if len(chosen) == len(cases):
-        write_result(RESULTS, f"contract_{options.half}", result, format_page(result))
+        write_result(RESULTS, f"contract_{options.half.replace('/', '_')}", result, format_page(result))
     if options.json != "-":
         print(format_page(result))
     emit_json(result, options.json)
@@ -62,7 +62,7 @@ def _main(argv: Sequence[str]) -> int:
 
 def load_cases(half: str) -> dict[str, Case]:
     """The cases of a half by name; the other half is not opened."""
-    cases: dict[str, Case] = importlib.import_module(f"{__package__}.{half}.cases").CASES
+    cases: dict[str, Case] = importlib.import_module(f"{__package__}.{half.replace('/', '.')}.cases").CASES
     return cases
 
 
