@@ -13,7 +13,7 @@ from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
-from scalelab.diagnose.checks.settings import by_loss, rates
+from scalelab.diagnose.checks.settings import betas, by_loss, rates
 from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
@@ -47,6 +47,7 @@ FAMILIES = (
     saved_state,
     rates,
     by_loss,
+    betas,
     alarms,
     spikes,
 )
