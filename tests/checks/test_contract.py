@@ -47,7 +47,11 @@ def test_a_case_builds_at_its_sizes(half, case):
 
 
 def _importable(half, value):
-    return value.replace("mine:", f"{door.__package__}.{half.replace('/', '.')}.mine:") if isinstance(value, str) else value
+    return (
+        value.replace("mine:", f"{door.__package__}.{half.replace('/', '.')}.mine:")
+        if isinstance(value, str)
+        else value
+    )
 
 
 @pytest.mark.parametrize(("half", "case"), CASES)
