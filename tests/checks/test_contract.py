@@ -117,6 +117,7 @@ def test_a_result_is_kept_and_an_unknown_name_is_refused(tmp_path, monkeypatch, 
     assert "2 healthy runs, alarms 0" in capsys.readouterr().out
     assert door.main(["--only=plane", f"--workdir={tmp_path}"]) == 2
     assert "no case 'plane' in open" in capsys.readouterr().err and ran == ["plain", "wsd"]
+    assert door.main([*command, "--without-live"]) == 0 and ran == ["plain", "wsd"] * 2  # another answer, kept apart
 
 
 @pytest.mark.slow

@@ -82,20 +82,18 @@ def test_a_trial_begins_at_a_healthy_checkpoint_well_before_what_shows(monkeypat
 
 @pytest.mark.full
 def test_a_trial_from_a_checkpoint_begins_with_the_runs_own_bits(tmp_path):
-    """The arm as it was is, to the bit, the run; a key that may not change on the way is tried from step 0."""
-    folder = trained(
-        tmp_path / "run", "--config.train.steps=200", "--config.checkpoint.every_steps=20", "--config.log.every_steps=1",
-        "--config.checkpoint.keep_every=20",
-    )  # fmt: skip
+    """The arm as it was is, to the bit, the run."""
+    options = ("train.steps=120", "checkpoint.every_steps=20", "log.every_steps=1")
+    folder = trained(tmp_path / "run", *(f"--config.{option}" for option in options))
     evidence = gather_evidence(folder)
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     asked = [
-        verdict("spike_growing", "optim.clip_norm=0.5", 190), verdict("init_wrong", "model.norm_eps=1e-5", 190),
-        verdict("attention_logits", "optim.peak_lr=1e-3", 190),
-    ]  # fmt: skip
-    clip, eps, lr = try_knobs(evidence, asked).values()
-    assert (clip.begin, clip.steps, eps.begin, lr.begin) == (80, 120, 0, 80)
-    losses = evidence.series("train_loss").after(80).until(80 + clip.steps).values
-    assert clip.before == lr.before == np.mean(losses[-clip.steps // 4 :])
-    assert lr.after != lr.before and f"{clip.steps} steps from the healthy step 80 again with" in clip.text
+        verdict("spike_growing", "optim.clip_norm=0.5", 110),
+        verdict("attention_logits", "optim.peak_lr=0.1", 110),
+    ]
+    clip, lr = try_knobs(evidence, asked).values()
+    assert (clip.begin, clip.steps, lr.begin) == (100, 20, 100)
+    losses = evidence.series("train_loss").after(100).values
+    assert clip.before == lr.before == np.mean(losses[-5:])
+    assert lr.after != lr.before and "20 steps from the healthy step 100 again with" in clip.text
     assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

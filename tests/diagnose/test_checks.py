@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab.diagnose.checks.leaves.scales import confident_log_z
 from scalelab.diagnose.checks.state import eps
 from scalelab.diagnose.checks.state.optimizer import largest_update
 from scalelab.diagnose.checks.state.saved import AdamMoments
@@ -311,6 +312,20 @@ def test_a_clip_that_never_acts_is_a_cause_only_where_gradients_threw_the_loss_u
     assert "clip_missing" not in causes(thrown_up()) and "clip_missing" not in causes(healthy(optim__clip_norm=1e9))
     notes = [gap.missing for gap in diagnose(healthy(optim__clip_norm=1e9)).gaps if gap.cause == "clip_missing"]
     assert len(notes) == 1 and notes[0].startswith("optim.clip_norm=1e+09 never acts: the largest gradient norm is 0.5")
+
+
+def test_log_z_of_sure_predictions_is_no_drift():
+    """A corpus that is learnt by heart: without a larger log Z of logits around zero no loss could be so low."""
+    for loss in (0.002, 0.3, 3.0, math.log(256)):
+        logits = np.full(256, -(confident_log_z(loss, 256) - loss) / 255)
+        logits[7] = confident_log_z(loss, 256) - loss
+        log_z = np.log(np.sum(np.exp(logits)))
+        assert log_z - logits[7] == pytest.approx(loss, rel=0.05) and log_z == pytest.approx(
+            confident_log_z(loss, 256), abs=0.06
+        )
+    drifts = doctor_layers(healthy(), "logits/log_z", lambda s, z: 6 + 5 * s / STEPS)
+    assert "logit_drift" in causes(with_layers(drifts, **{"token_loss/p50": 2.5}))
+    assert "logit_drift" not in causes(with_layers(drifts, **{"token_loss/p50": 0.002}))
 
 
 def test_a_decay_too_weak_to_act_is_a_note_as_none_is():

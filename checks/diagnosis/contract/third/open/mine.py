@@ -10,11 +10,11 @@ import optax
 
 
 def library(limit=120):
-    """Texts of Python's own packages, in the order of their names."""
+    """Texts of Python's own packages, in the order of their names; without encodings, which are tables of one kind."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     for path in [*sorted(root.glob("[a-m]*/*.py")), *sorted(root.glob("*.py"))][:limit]:
         text = path.read_bytes()
-        if text:
+        if text and path.parent.name != "encodings":
             yield text
 
 
