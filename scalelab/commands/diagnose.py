@@ -13,8 +13,9 @@ what does the optimizer make of constant gradients, is the loss too curved for t
 give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
---try trains the first 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a
-folder that is deleted, and says with numbers whether it cures; a knob that does not is printed as tried in vain.
+--try trains 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a folder that
+is deleted, and says with numbers whether it cures; a knob that does not is printed as tried in vain. It begins at the
+newest healthy checkpoint well before what the verdict shows, else at step 0.
 --accept names causes that are meant (much decay, an order on purpose), as the config key diagnose.accept does: they are
 listed as accepted and are not findings; nothing else is hidden.
 
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
         "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
     )
     parser.add_argument(
-        "--try", action="store_true", dest="try_knobs", help="train the first steps again with the knobs turned"
+        "--try", action="store_true", dest="try_knobs", help="train some steps again with the knobs turned"
     )
     parser.add_argument("--against", metavar="RUN2", help="another run, or the same one elsewhere, to compare with")
     parser.add_argument(

@@ -13,8 +13,8 @@ from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
-from scalelab.diagnose.checks.settings import by_loss, rates
-from scalelab.diagnose.checks.state import averages, eps, optimizer, precision, replayed
+from scalelab.diagnose.checks.settings import betas, by_loss, rates
+from scalelab.diagnose.checks.state import averages, clipping, eps, optimizer, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -40,6 +40,7 @@ FAMILIES = (
     schedule,
     throughput,
     averages,
+    clipping,
     eps,
     optimizer,
     precision,
@@ -47,6 +48,7 @@ FAMILIES = (
     saved_state,
     rates,
     by_loss,
+    betas,
     alarms,
     spikes,
 )

@@ -4,10 +4,12 @@ import math
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.diagnose.replay.trial import judge_trial, try_knobs
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.replay.trial import choose_stretches, judge_trial, try_knobs
 from scalelab.diagnose.verdict import make_verdict
 from tests.commands.test_diagnose_verdicts import diagnosed, trained
 from tests.diagnose.evidences import doctor, healthy
@@ -66,3 +68,32 @@ def test_words_are_not_tried_and_a_refusal_is_told():
         run.__class__(**{**vars(run), "folder": pathlib.Path("none")}), [verdict("lr_too_high")]
     ).values()
     assert not trial.cures and trial.steps == 0 and trial.text.startswith("could not be tried: ")
+
+
+def test_a_trial_begins_at_a_healthy_checkpoint_well_before_what_shows(monkeypatch):
+    monkeypatch.setattr("scalelab.diagnose.replay.trial._healthy_steps", lambda folder: [40, 140, 180, 220])
+    run, begins = healthy(), {}
+    for shows in (0, 30, 60, 110, 230, 290, 399):
+        begins[shows] = [stretch.begin for stretch in choose_stretches(run, verdict("lr_too_high", first=shows))]
+    assert begins == {0: [0], 30: [0], 60: [0], 110: [40, 0], 230: [40, 0], 290: [180, 0], 399: [220, 0]}
+    (stretch, _) = choose_stretches(run, verdict("lr_too_high", first=290))
+    assert stretch.steps == 160 and choose_stretches(run, verdict("lr_too_high", first=399))[0].steps == 180
+
+
+@pytest.mark.full
+def test_a_trial_from_a_checkpoint_begins_with_the_runs_own_bits(tmp_path):
+    """The arm as it was is, to the bit, the run."""
+    options = ("train.steps=120", "checkpoint.every_steps=20", "log.every_steps=1")
+    folder = trained(tmp_path / "run", *(f"--config.{option}" for option in options))
+    evidence = gather_evidence(folder)
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    asked = [
+        verdict("spike_growing", "optim.clip_norm=0.5", 110),
+        verdict("attention_logits", "optim.peak_lr=0.1", 110),
+    ]
+    clip, lr = try_knobs(evidence, asked).values()
+    assert (clip.begin, clip.steps, lr.begin) == (100, 20, 100)
+    losses = evidence.series("train_loss").after(100).values
+    assert clip.before == lr.before == np.mean(losses[-5:])
+    assert lr.after != lr.before and "20 steps from the healthy step 100 again with" in clip.text
+    assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab.diagnose.checks.leaves.scales import confident_log_z
 from scalelab.diagnose.checks.state import eps
 from scalelab.diagnose.checks.state.optimizer import largest_update
 from scalelab.diagnose.checks.state.saved import AdamMoments
@@ -41,6 +42,7 @@ PLANTS = {
     "moments_poisoned": lambda: doctor(healthy(), "update_norm", lambda s, u: 8 * u, 200, 230),
     "eps_dominates": lambda: healthy(optim__eps=0.1),
     "over_clipping": lambda: healthy(optim__clip_norm=0.01),
+    "clip_missing": lambda: thrown_up(optim__clip_norm=1e9),
     "decay_wrong": lambda: healthy(optim__weight_decay=30.0),
     "low_precision_state": lambda: with_record(healthy(), dtypes={"parameters": ["bfloat16"]}),
     "loss_scale_collapses": lambda: with_loss_scale(healthy(precision__name="fp16")),
@@ -76,6 +78,13 @@ PLANTS = {
         dataclasses.replace(healthy(precision__name="fp16_unscaled"), events=SKIPPED), "skipped", lambda s, n: s // 2
     ),
 }
+
+
+def thrown_up(**changed):
+    """One gradient fifty times the usual, an update five times, and a loss that takes thirty steps to come back."""
+    run = doctor(healthy(**changed), "grad_norm", lambda s, g: 50 * g, 200, 200)
+    run = doctor(run, "update_norm", lambda s, u: 5 * u, 200, 200)
+    return doctor(run, "train_loss", lambda s, x: x + math.exp((201 - s) / 10), 201, 230)
 
 
 def with_loss_scale(evidence):
@@ -294,6 +303,36 @@ def test_steps_and_figures_stand_in_the_evidence():
     assert verdict.steps == (200, 230) and verdict.kind == "test" and "step 2" in verdict.evidence
     (verdict,) = diagnose(PLANTS["over_clipping"]()).verdicts
     assert "39.9-fold" in verdict.evidence and verdict.steps == (21, STEPS)
+
+
+def test_a_clip_that_never_acts_is_a_cause_only_where_gradients_threw_the_loss_up():
+    (verdict, *others) = diagnose(PLANTS["clip_missing"]()).verdicts
+    assert verdict.cause == "clip_missing" and verdict.steps == (200, 200) and "optim.clip_norm=0.4" in verdict.knob
+    assert {other.cause for other in others} <= {"spike_benign", "moments_poisoned"}
+    assert "clip_missing" not in causes(thrown_up()) and "clip_missing" not in causes(healthy(optim__clip_norm=1e9))
+    notes = [gap.missing for gap in diagnose(healthy(optim__clip_norm=1e9)).gaps if gap.cause == "clip_missing"]
+    assert len(notes) == 1 and notes[0].startswith("optim.clip_norm=1e+09 never acts: the largest gradient norm is 0.5")
+
+
+def test_log_z_of_sure_predictions_is_no_drift():
+    """A corpus that is learnt by heart: without a larger log Z of logits around zero no loss could be so low."""
+    for loss in (0.002, 0.3, 3.0, math.log(256)):
+        logits = np.full(256, -(confident_log_z(loss, 256) - loss) / 255)
+        logits[7] = confident_log_z(loss, 256) - loss
+        log_z = np.log(np.sum(np.exp(logits)))
+        assert log_z - logits[7] == pytest.approx(loss, rel=0.05) and log_z == pytest.approx(
+            confident_log_z(loss, 256), abs=0.06
+        )
+    drifts = doctor_layers(healthy(), "logits/log_z", lambda s, z: 6 + 5 * s / STEPS)
+    assert "logit_drift" in causes(with_layers(drifts, **{"token_loss/p50": 2.5}))
+    assert "logit_drift" not in causes(with_layers(drifts, **{"token_loss/p50": 0.002}))
+
+
+def test_a_decay_too_weak_to_act_is_a_note_as_none_is():
+    grows = doctor(healthy(optim__weight_decay=1e-4), "param_norm", lambda s, p: 28 + s / 40)
+    notes = [gap.missing for gap in diagnose(grows).gaps if gap.cause == "decay_wrong"]
+    assert "decay_wrong" not in causes(grows)
+    assert notes == ["optim.weight_decay=0.0001 is declared, and the weight norm grew 1.36-fold"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e30])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from scalelab.data.shards import Split
+from scalelab.diagnose.checks.read import data as data_checks
 from scalelab.diagnose.checks.read.again.batches import Stretch
 from scalelab.diagnose.checks.read.again.lengths import compare_lengths, compare_splits
-from scalelab.diagnose.checks.read.bigrams import window_scores
+from scalelab.diagnose.checks.read.bigrams import order_knowledge, window_scores
 from scalelab.diagnose.checks.read.data import check_data, check_repetition, check_too_good
 from scalelab.diagnose.checks.read.held_out import judge_held_out
 from scalelab.diagnose.sample import DataSample, fingerprint_documents
@@ -72,6 +73,17 @@ FAULTS = {
 
 def test_a_sound_corpus_has_no_verdict():
     assert found(sample()) == {} and found(sample(epochs=3.0), check_repetition) == {}
+
+
+def test_numbers_in_order_have_no_odd_windows_though_their_pairs_of_digits_differ(monkeypatch):
+    """Those from 10,000 to 19,999 have other pairs of digits than the rest: that is no order lost."""
+    text = np.frombuffer(" ".join(map(str, range(60_000))).encode(), np.uint8).astype(int)
+    rows = text[: len(text) // S * S].reshape(-1, S)
+    numbers = rows[np.linspace(0, len(rows) - 1, N).astype(int)]
+    assert order_knowledge(numbers) < 0.3 < 0.6 < order_knowledge(windows(1))
+    assert found(sample(numbers, vocab_size=V)) == {}
+    monkeypatch.setattr(data_checks, "order_knowledge", lambda windows: 1.0)
+    assert "in random order" in found(sample(numbers, vocab_size=V))["corrupt_shard"].evidence
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -1,9 +1,11 @@
 """Run the cases of the contract through `scalelab train` and `scalelab diagnose`, and score the answers.
 
-    python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm] [--workdir=DIR]
+    python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm] [--without-live]
+        [--workdir=DIR]
 
 Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
-the run without it, over two seeds. A whole half takes an hour of CPU; it writes contract_HALF.json and .md into
+the run without it, over two seeds. --without-live judges by the folder alone, in a fourth of the time: what only the
+program shows is missed. A whole half takes an hour of CPU; it writes contract_HALF.json and .md into
 checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
 
     python -m checks.diagnosis.contract --only="rows twice in a batch"
@@ -25,7 +27,8 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.study import write_once
 
-HALVES = ("open", "sealed")
+HALVES = ("open", "sealed", "third/open", "third/sealed")
+FOLDER_ALONE = "_folder"  # in the names of what was judged without --live
 NAMED_SHARE, ALARM_SHARE = 32 / 40, 3 / 60
 FAULT_COLUMNS = ("fault", "line", "size", "loss", "harm", "first finding", "place", "wrong knobs")
 
@@ -42,18 +45,23 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--line", choices=(*LINES, HEALTHY), help="cases of this line alone")
     parser.add_argument("--sizes", type=int, choices=(1, 2), default=2, help="1: the smaller size alone")
     parser.add_argument("--harm", action="store_true", help="also measure what each fault costs")
+    parser.add_argument("--without-live", action="store_true", help="by the folder alone: not asking the program")
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/contract"), help="for the results")
     options = parser.parse_args(argv)
     cases = load_cases(options.half)
     chosen = _chosen(options, cases)
+    if options.without_live:
+        chosen = [case._replace(live=False) for case in chosen]
     jobs = [(case, number) for case in chosen for number in range(min(options.sizes, len(case.sizes)))]
     rows = []
     for done, (case, number) in enumerate(jobs, 1):
         rows.append(_row(options, case, number))
         print(f"{done}/{len(jobs)} {_describe(rows[-1])}", file=sys.stderr, flush=True)
-    result = result_header("diagnosis.contract", argv) | {"half": options.half} | count_rows(rows) | {"rows": rows}
+    head = result_header("diagnosis.contract", argv) | {"half": options.half, "live": not options.without_live}
+    result = head | count_rows(rows) | {"rows": rows}
     if len(chosen) == len(cases):
-        write_result(RESULTS, f"contract_{options.half}", result, format_page(result))
+        name = f"contract_{options.half.replace('/', '_')}{FOLDER_ALONE * options.without_live}"
+        write_result(RESULTS, name, result, format_page(result))
     if options.json != "-":
         print(format_page(result))
     emit_json(result, options.json)
@@ -62,7 +70,7 @@ def _main(argv: Sequence[str]) -> int:
 
 def load_cases(half: str) -> dict[str, Case]:
     """The cases of a half by name; the other half is not opened."""
-    cases: dict[str, Case] = importlib.import_module(f"{__package__}.{half}.cases").CASES
+    cases: dict[str, Case] = importlib.import_module(f"{__package__}.{half.replace('/', '.')}.cases").CASES
     return cases
 
 
@@ -76,7 +84,8 @@ def _chosen(options: Any, cases: Mapping[str, Case]) -> list[Case]:
 
 def _row(options: Any, case: Case, number: int) -> dict[str, Any]:
     """The result of a case at a size, read if it was kept. A case whose commands fail is a row with its reason."""
-    place = options.workdir.absolute() / options.half / f"{'-'.join(case.name.replace(',', '').split())}-{number + 1}"
+    name = f"{'-'.join(case.name.replace(',', '').split())}-{number + 1}{FOLDER_ALONE * options.without_live}"
+    place = options.workdir.absolute() / options.half / name
 
     def run(job: Any) -> dict[str, Any]:
         begin = time.time()
@@ -126,7 +135,7 @@ def format_page(result: Mapping[str, Any]) -> str:
         f"{result['alarms']}; failed {result['failed']}."
     )
     lines = [
-        f"# Cases of the contract, {result['half']} half",
+        f"# Cases of the contract, {result['half']} half" + ("" if result["live"] else ", judged by the folder alone"),
         "",
         f"`{result['command']}`, {result['date']}",
         "",

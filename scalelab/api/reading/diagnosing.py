@@ -44,12 +44,14 @@ def diagnose(
     """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
 
     `live`: also ask the model, from the last checkpoint; `against`: another run to compare with; `accept`: causes that
-    are meant, besides those of the config's diagnose.accept; `try_knobs`: train the first steps again with the knobs of
-    the first verdicts. BadInput for an unknown cause.
+    are meant, besides those of the config's diagnose.accept; `try_knobs`: train some steps again with the knobs of the
+    first verdicts. BadInput for an unknown cause.
     """
     asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
     evidence = open_evidence(pathlib.Path(run))
     accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
+    if live or try_knobs:
+        cache_programs()
     if live:
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence, accepted), None
@@ -58,7 +60,6 @@ def diagnose(
         diagnosis = diagnosis.with_verdicts(verdicts, accepted)
     trials: Mapping[str, Trial] = {}
     if try_knobs:
-        cache_programs()
         trials = run_trials(evidence, diagnosis.verdicts[:MOST_TRIALS], progress)
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison, trials)
 

@@ -76,7 +76,7 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
     """The decision, or {"why": why there is none}."""
     past = read_decisions(run.folder)
     followed = followed_decisions(past)
-    healthy = _healthy_steps(checkpoints, name, past)
+    healthy = healthy_steps(checkpoints, name, past)
     before = [step for step in healthy if step <= call.first_flag - MARGIN] or [
         step for step in healthy[:1] if step <= call.first_flag
     ]
@@ -114,7 +114,7 @@ def _since_last_by_hand(followed: Mapping[str, Mapping[str, Any]]) -> list[Mappi
     return entries[last + 1 :]
 
 
-def _healthy_steps(checkpoints: pathlib.Path, name: str, past: Mapping[str, Mapping[str, Any]]) -> list[int]:
+def healthy_steps(checkpoints: pathlib.Path, name: str, past: Mapping[str, Mapping[str, Any]]) -> list[int]:
     """Intact steps of the run's present past, saved without an alarm."""
     healthy = []
     for step in manifest.list_steps(checkpoints):

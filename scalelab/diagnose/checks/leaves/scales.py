@@ -134,7 +134,7 @@ def check_log_z(evidence: Evidence) -> Findings | None:
     if not len(log_z.steps):
         return [Gap("logit_drift", NO_LAYERS, LAYERS_KEY, "the loss alone can't show it")]
     size = np.abs(log_z.values)
-    high = size > HIGH_LOG_Z
+    high = size > HIGH_LOG_Z + _confidence(evidence, log_z.steps)
     if high.sum() < min(2, len(high)):
         return []
     rising = size[-1] >= RISES * size[0]
@@ -146,6 +146,22 @@ def check_log_z(evidence: Evidence) -> Findings | None:
     confirm = "scalelab train … --config.train.z_loss=1e-4, and compare logits/log_z"
     kind, ends = "signature" if rising else "symptom", (int(log_z.steps[high][0]), int(log_z.steps[high][-1]))
     return [make_verdict("logit_drift", kind, float(size.max()) / HIGH_LOG_Z, text, knob, confirm, ends)]
+
+
+def confident_log_z(loss: np.ndarray, vocab_size: float) -> np.ndarray:
+    """Log Z of logits of mean zero that give a token this loss and all others the same share."""
+    loss = np.maximum(loss, 1e-6)
+    log_z: np.ndarray = np.log((vocab_size - 1) * np.exp(-loss) / -np.expm1(-loss)) + loss
+    return log_z
+
+
+def _confidence(evidence: Evidence, steps: np.ndarray) -> np.ndarray:
+    """How far above that of a uniform guess log Z must lie where the median token is predicted as surely as it is."""
+    losses = evidence.layer_series("token_loss/p50").finite()
+    if not len(losses.steps):
+        return np.zeros(len(steps))
+    needed = confident_log_z(losses.values, evidence.values["model.vocab_size"]) - evidence.ceiling
+    return np.maximum(np.interp(steps, losses.steps, needed), 0.0)
 
 
 CHECKS = (check_first_loss, check_residual, check_attention, check_log_z)

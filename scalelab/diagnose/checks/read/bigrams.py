@@ -8,6 +8,7 @@ BUCKETS = 4096  # ids are counted modulo this
 SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
 OUTLIER = 8.0  # threshold of a window's bigram score, in robust sigmas
 CONSTANT = 0.9  # share of one token from which a window is constant
+IN_RANDOM_ORDER = "usual tokens in random order"
 REPETITIVE = 0.25  # distinct pairs of a window / the median window's, below which a window repeats itself
 
 
@@ -34,6 +35,17 @@ def bigram_scores(train: np.ndarray, test: np.ndarray) -> np.ndarray:
     return scores
 
 
+def order_knowledge(windows: np.ndarray) -> float:
+    """Nats a token that a bigram model of half of the windows knows of the others beyond how often each token occurs.
+
+    Near zero where the token before says nothing (digits of numbers): then no window's order can be judged by it.
+    """
+    train, test = windows[::2] % BUCKETS, windows[1::2] % BUCKETS
+    unigram = np.bincount(train.ravel(), minlength=BUCKETS) + 0.5
+    alone = -np.log(unigram / unigram.sum())[test[:, 1:]].mean(axis=1)
+    return float(np.median(alone) - np.median(bigram_scores(train, test)))
+
+
 def count_pairs(windows: np.ndarray) -> np.ndarray:
     """Count distinct pairs of neighbours [n] in windows [n, S+1]."""
     return np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in windows % BUCKETS])
@@ -54,4 +66,4 @@ def describe_windows(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str
         return "one phrase over and over"
     here, there = (np.bincount(part.ravel() % BUCKETS, minlength=BUCKETS) / part.size for part in (odd, others))
     distance = 0.5 * float(np.abs(here - there).sum())
-    return "usual tokens in random order" if distance < 0.25 else f"of other tokens (total variation {distance:.2g})"
+    return IN_RANDOM_ORDER if distance < 0.25 else f"of other tokens (total variation {distance:.2g})"

@@ -3,10 +3,12 @@
 import numpy as np
 
 from scalelab.diagnose.checks.read.bigrams import (
+    IN_RANDOM_ORDER,
     REPETITIVE,
     count_pairs,
     describe_windows,
     far_from_median,
+    order_knowledge,
     window_scores,
 )
 from scalelab.diagnose.evidence import Evidence
@@ -105,9 +107,12 @@ def _corrupted(data: DataSample) -> Findings:
     if share <= OUTLIERS:
         return []
     numbers = data.numbers[odd]
+    kind = describe_windows(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))
+    if kind == IN_RANDOM_ORDER and order_knowledge(data.windows) < LEAST_SCORE:
+        return []  # usual tokens, of whose order a bigram model knows nothing in the others either
     text = (
         f"{share:.1%} of {len(odd)} sampled windows, numbers {numbers[0]} to {numbers[-1]} of {data.n_windows}, are "
-        f"{describe_windows(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))} "
+        f"{kind} "
         f"({scores[odd].mean():.3g} nats a token under a bigram model, the others {np.median(scores):.3g})"
     )
     knob = "replace or leave out those documents"

@@ -1,4 +1,4 @@
-"""Judge the optimizer's arithmetic: bias correction, poisoned moments, eps, clipping, weight decay."""
+"""Judge the optimizer's arithmetic: bias correction, poisoned moments, eps, weight decay."""
 
 import functools
 
@@ -14,14 +14,19 @@ ADAMS = ("adamw", "adam", "adam8bit")  # optimizers whose update is m / (sqrt(v)
 BOUND_MARGIN = 1.1  # margin over Adam's largest possible update RMS; norms are rounded
 BOUND_STEPS = 2000  # steps after which the bound's sums are cut: they have converged for beta2 up to 0.999
 EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
-CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
-CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
 DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
 GOOD_TURNOVERS = 5.0  # the middle of that range
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
 GROWTH_WITHOUT_DECAY = 1.25  # last weight norm / first
+WEAK = 0.01  # share of the optimizer's own decay that does as much as none
 SHRUNK = 0.75  # least weight norm / first; healthy runs grow, decay of 100 times the usual brings configs/tiny to 0.51
 VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
+
+
+def is_lr_far(evidence: Evidence) -> bool:
+    """Whether the peak LR is so far above the optimizer's own that `train` warns of it."""
+    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
+    return "peak_lr" in usual and float(evidence.values["optim.peak_lr"] or 0) >= FAR_FACTOR * usual["peak_lr"][0]
 
 
 @functools.cache
@@ -158,36 +163,6 @@ def _eps_measured(eps: float, share: Series) -> Findings:
     ]
 
 
-@asks("the clip")
-def check_clipping(evidence: Evidence) -> Findings | None:
-    """Judge a clip that scales down nearly every step by a large factor: the gradient's size is lost."""
-    clip, norms = float(evidence.values["optim.clip_norm"]), evidence.series("grad_norm").finite()
-    norms = norms.after(0.05 * evidence.steps)
-    if len(norms.steps) < 10:
-        return [Gap("over_clipping", "fewer than ten lines", "log.every_steps=1")]
-    if _is_lr_far(evidence):  # then gradients are large because the loss is
-        return []
-    share, factor = float(np.mean(norms.values > clip)), float(np.median(norms.values)) / clip
-    if share < CLIPPED or factor < CLIP_FACTOR:
-        return []
-    text = f"{share:.0%} of the steps from {norms.steps[0]} on are clipped, the median one {factor:.3g}-fold"
-    text += f"; optim.clip_norm={clip:g}"
-    high = float(np.quantile(norms.values, 0.9))
-    knob = f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)"
-    confirm = "scalelab train … with it, and compare"
-    steps, kind = (int(norms.steps[0]), int(norms.steps[-1])), "signature"
-    if ":" not in (name := evidence.values["optim.name"]) and find_optimizer(name).like == "sgd":
-        text += f": {name}'s updates shrink with it, so its LR acts like {factor:.3g} times less"
-        kind = "test"
-    return [make_verdict("over_clipping", kind, factor / CLIP_FACTOR, text, knob, confirm, steps)]
-
-
-def _is_lr_far(evidence: Evidence) -> bool:
-    """Whether the peak LR is so far above the optimizer's own that `train` warns of it."""
-    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {})
-    return "peak_lr" in usual and float(evidence.values["optim.peak_lr"] or 0) >= FAR_FACTOR * usual["peak_lr"][0]
-
-
 @asks("weight decay")
 def check_decay(evidence: Evidence) -> Findings | None:
     """Judge weight decay: too strong, coupled to the gradient of an adaptive optimizer, or on gains; note none."""
@@ -207,7 +182,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Fin
     turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
     optimizer = evidence.values["optim.name"]
     usual = float(OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0])
-    if _is_lr_far(evidence) and decay <= usual:
+    if is_lr_far(evidence) and decay <= usual:
         return []  # it is the LR that replaces them
     over, better = 2 * turnovers * DECAY_TIME, decay * GOOD_TURNOVERS / max(turnovers, TINY)
     if usual and better >= FAR_FACTOR * usual:
@@ -249,13 +224,13 @@ def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
 
 
 def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
-    """Note a growing norm where no decay is declared: what that costs only a run with decay can tell."""
+    """Note a growing norm where hardly any decay is declared: what that costs only a run with decay can tell."""
     optimizer = evidence.values["optim.name"]
     usual = OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0]
     growth = float(params.values[-1] / max(params.values[0], 1e-30))
-    if decay or not usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
+    if decay > WEAK * usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
         return []
-    text = f"optim.weight_decay=0 is declared, and the weight norm grew {growth:.3g}-fold"
+    text = f"optim.weight_decay={decay:g} is declared, and the weight norm grew {growth:.3g}-fold"
     return [Gap("decay_wrong", text, f"a run beside it with {optimizer}'s own optim.weight_decay={usual:g}")]
 
 
@@ -273,4 +248,4 @@ def _vectors(evidence: Evidence) -> Findings:
     return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, knob, confirm)]
 
 
-CHECKS = (check_adam_bound, check_eps, check_clipping, check_decay)
+CHECKS = (check_adam_bound, check_eps, check_decay)

@@ -1,0 +1,1 @@
+"""The half that is scored once, when the checks are final."""
