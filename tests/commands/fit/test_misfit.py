@@ -77,6 +77,7 @@ def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
     assert any("fails its test: intervals carry its misfit" in text for text in fit["warnings"])
 
 
+@pytest.mark.full
 def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
     table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--holdout=2", "--bootstrap=100")
