@@ -60,6 +60,7 @@ def test_a_huge_lr_comes_first_with_the_warning_of_the_start(run, capsys):
         assert knobs.assignments(verdict["knob"]) == knobs.changes_of(verdict["knob"], values), verdict
 
 
+@pytest.mark.full
 def test_every_answer_says_what_was_judged_by_the_lines_of_the_contract(run, capsys):
     code, text, found = diagnosed(capsys, run, "--accept=lr_too_high,decay_wrong,spike_growing", "--accept=not_finite")
     assert code == 0 and found["verdicts"] == [] and text.startswith("no cause found in what was judged")
@@ -77,6 +78,7 @@ def test_a_cause_that_is_not_accepted_is_still_found(run, capsys):
     assert code == 1 and "lr_too_high" in [verdict["cause"] for verdict in found["verdicts"]]
 
 
+@pytest.mark.full
 def test_what_is_meant_can_be_in_the_config_and_changes_no_digest(run, capsys):
     config = records.read_config(run)
     config["diagnose"]["accept"] = "lr_too_high,decay_wrong,spike_growing,not_finite"
