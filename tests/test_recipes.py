@@ -45,7 +45,7 @@ def published(name):
 COUNTED = [(name, key) for name in NAMES for key in published(name) if key not in ("tokens", "flops")]
 
 
-@pytest.mark.parametrize(("name", "convention"), one_in(4, COUNTED))
+@pytest.mark.parametrize(("name", "convention"), one_in(8, COUNTED))
 def test_parameters_are_those_published(name, convention):
     """Whole numbers to the last parameter; rounded ones to half of what their last digit stands for.
 
