@@ -19,7 +19,13 @@ def relative(path):
 @functools.cache
 def parse(path: pathlib.Path) -> ast.Module:
     """The syntax tree of a file, read once for all tests of a worker."""
-    return ast.parse(path.read_text())
+    return parse_text(path.read_text())
+
+
+@functools.cache
+def parse_text(text: str) -> ast.Module:
+    """The syntax tree of a text, as `parse` has it."""
+    return ast.parse(text)
 
 
 def walk_statements(tree: ast.AST) -> Iterator[ast.AST]:

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from scalelab.config import default_values
-from tests.folders import walk_statements
+from tests.folders import parse_text, walk_statements
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted(path for room in ("scalelab", "experiments", "checks") for path in (ROOT / room).rglob("*.py"))
@@ -32,7 +32,7 @@ OTHERS = {
 def read_file(text):
     """(words of the code and its texts, names it defines, whole texts, [(line, docstring or comment)]) of a file."""
     words, defined, texts, prose, places = set(), set(), set(), [], set()
-    for node in walk_statements(ast.parse(text)):
+    for node in walk_statements(parse_text(text)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             defined.add(node.name)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):

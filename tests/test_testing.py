@@ -110,7 +110,7 @@ def stuck(N, *, E: Coefficient, first: Between(1.0, 300.0), second: Between(1.0,
 @pytest.mark.parametrize(
     ("law", "message"),
     one_in(
-        3,
+        6,
         [
             (unannotated, "annotate alpha"),
             (not_a_number, "not finite"),

@@ -115,6 +115,7 @@ def test_an_ugly_table_holds_its_law(spec, tmp_path):
     assert spec["headers"]["N"][3] in path.read_text("utf-8-sig").splitlines()[0]
 
 
+@pytest.mark.full
 def test_one_sum_over_five_spellings_of_a_header(tmp_path):
     """The bytes of the answer, but for the header's name itself."""
     cases = door.read_cases("exports", "open")

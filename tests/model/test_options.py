@@ -175,6 +175,7 @@ def test_projections_begin_as_asked_and_smaller_the_deeper_the_model():
     assert based["o"] == pytest.approx(32**-0.5 / 2)
 
 
+@pytest.mark.full
 def test_a_window_lowers_the_flops_of_its_layers():
     """Twelve S d_attn a layer for attention in full; with a window of four, 4 in place of S = 12."""
     full = shape(n_layers=3)

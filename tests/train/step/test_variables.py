@@ -214,6 +214,7 @@ def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumula
     jax.tree.map(np.testing.assert_array_equal, after.variables, state.variables)
 
 
+@pytest.mark.full
 def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
     """One that counts steps, and that a rewind's reset of the moments sets back."""
     zero = lambda static, params: jnp.zeros((), jnp.int32)  # noqa: E731
