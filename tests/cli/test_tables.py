@@ -37,7 +37,7 @@ def test_numbers_stay_whole_and_every_cell_is_printed(rows, width):
 @pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(tables, st.integers(60, 200))
-def test_they_do_in_more_tables(rows, width):
+def test_cells_of_more_tables_are_printed_whole(rows, width):
     check_cells(rows, width)
 
 
