@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tests import config_walk, inner_imports
+from tests.folders import parse, walk_statements
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS_ASIDE = ("commands", "optim", "recipes")  # one file a member: their length is that of a list
@@ -64,7 +65,7 @@ def file_graph(paths: Iterable[pathlib.Path]) -> dict[str, set[str]]:
 
 
 def _imported(path: pathlib.Path, modules: Mapping[str, pathlib.Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in walk_statements(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):

@@ -9,8 +9,9 @@ import functools
 import pathlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
+
+from tests.folders import parse, walk_statements
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("scalelab", "checks", "experiments")
@@ -51,19 +52,15 @@ def list_inner_imports(root: pathlib.Path = ROOT) -> list[Inner]:
     return [
         Inner(path.relative_to(root).as_posix(), node.lineno, tuple(_modules(node, root)))
         for path in files
-        for node in _nodes_in_functions(_parse(path))
+        for node in _nodes_in_functions(parse(path))
     ]
 
 
-@functools.cache
-def _parse(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def _nodes_in_functions(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    nodes = {id(inner): inner for function in functions for inner in ast.walk(function)}
-    return (node for node in nodes.values() if isinstance(node, ast.Import | ast.ImportFrom))
+def _nodes_in_functions(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    functions = [node for node in walk_statements(tree) if isinstance(node, ast.FunctionDef)]
+    nodes = {id(inner): inner for function in functions for inner in walk_statements(function)}
+    imports = [node for node in nodes.values() if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sorted(imports, key=lambda node: node.lineno)
 
 
 def _modules(node: ast.Import | ast.ImportFrom, root: pathlib.Path) -> list[str]:
@@ -96,14 +93,15 @@ def loads(module: str, root: pathlib.Path = ROOT) -> frozenset[str]:
             packages |= known.union(*(LOADED_WITH.get(each, set()) for each in known))
             continue
         waiting += parents
-        for node in _nodes_at_the_top(_parse(file)):
-            waiting += _modules(node, root)
+        waiting += _modules_at_the_top(file, root)
     return frozenset(packages)
 
 
-def _nodes_at_the_top(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+@functools.cache
+def _modules_at_the_top(file: pathlib.Path, root: pathlib.Path) -> list[str]:
     """What is imported with the file; not what only the type checker reads."""
-    return (node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    nodes = (node for node in parse(file).body if isinstance(node, ast.Import | ast.ImportFrom))
+    return [module for node in nodes for module in _modules(node, root)]
 
 
 def reason(inner: Inner, root: pathlib.Path = ROOT) -> str | None:

@@ -26,6 +26,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_a_path_in_a_printed_command_is_one_word(name, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -110,7 +110,7 @@ def stuck(N, *, E: Coefficient, first: Between(1.0, 300.0), second: Between(1.0,
 @pytest.mark.parametrize(
     ("law", "message"),
     one_in(
-        3,
+        6,
         [
             (unannotated, "annotate alpha"),
             (not_a_number, "not finite"),
@@ -144,6 +144,7 @@ def test_a_plain_law_passes_and_a_declared_unit_is_let_be():
     assert set(check_law(in_billions, fixed_units=("D",)).units) == {"N"}
 
 
+@pytest.mark.full
 def test_parameters_that_only_count_together_are_named():
     """A / (s N)^alpha: predictions are exact, but A and s can't be told apart."""
 

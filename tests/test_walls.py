@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import house
-from tests.folders import by_folder, relative
+from tests.folders import by_folder, parse, relative, walk_statements
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Each room, and the rooms and ground-floor files that it may import; after the first comment a room may also import
@@ -96,16 +96,10 @@ def room(path):
 
 
 @functools.cache
-def parse(path):
-    """The syntax tree of a file, read once for all tests."""
-    return ast.parse(path.read_text())
-
-
-@functools.cache
 def imports(path):
     """Every module that a file imports, anywhere in it; `from a import b` counts as a and a.b."""
     names = set()
-    for node in ast.walk(parse(path)):
+    for node in walk_statements(parse(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -135,7 +129,7 @@ def calls(node):
 @by_folder(SOURCES)
 def test_a_room_imports_only_what_it_may(paths):
     for path in paths:
-        nodes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Import)]
+        nodes = [node for node in walk_statements(parse(path)) if isinstance(node, ast.Import)]
         assert "scalelab" not in {alias.name for node in nodes for alias in node.names}, "import a room, not the root"
         if room(path) is None:
             assert rooms(path) == {"api", "git"}  # for the type checker; imported on first use
@@ -190,16 +184,21 @@ def test_the_page_of_the_architecture_has_every_room_with_what_it_may_import():
     assert words == {name: MAY_IMPORT[name] for name in MAY_IMPORT if name not in folders}
 
 
+@functools.cache
+def file_graph():
+    return house.file_graph(SOURCES)
+
+
 def test_no_circle_of_rooms_at_any_depth():
     """Rooms inside a room stand above each other as well: `train.resume` may import `train.run`, or the other way."""
-    assert house.circles_at_every_depth(house.file_graph(SOURCES)) == {}
+    assert house.circles_at_every_depth(file_graph()) == {}
     below = {"scalelab.a.b.x": {"scalelab.a.c.y"}, "scalelab.a.c.y": set(), "scalelab.a.c.z": {"scalelab.a.b.x"}}
     assert house.circles_at_every_depth(below) == {"scalelab.a": [["b", "c"]]}
 
 
 def test_no_circle_of_files():
     # The root names `scalelab.api` for the type checker only.
-    graph = house.file_graph(SOURCES) | {"scalelab": set()}
+    graph = file_graph() | {"scalelab": set()}
     assert not house.circles(graph)
     assert house.circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) == [["a", "b", "c"]]
 
@@ -220,7 +219,7 @@ def test_no_file_is_long():
 @by_folder([p for p in SOURCES if relative(p).startswith(RECORDS)])
 def test_what_goes_through_the_step_is_passed_in_records(paths):
     for path in paths:
-        functions = {node.name: node.args for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)}
+        functions = {node.name: node.args for node in walk_statements(parse(path)) if isinstance(node, ast.FunctionDef)}
         names = {f: [a.arg for a in [*x.posonlyargs, *x.args, *x.kwonlyargs]] for f, x in functions.items()}
         many = {f: each for f, each in names.items() if len([a for a in each if a != "self"]) > MOST_PARAMETERS}
         assert not many, relative(path)
@@ -280,7 +279,7 @@ def can_fail(function, helpers):
 @by_folder(TESTS)
 def test_every_test_can_fail(paths):
     for path in paths:
-        functions = {f.name: f for f in ast.walk(parse(path)) if isinstance(f, ast.FunctionDef)}
+        functions = {f.name: f for f in walk_statements(parse(path)) if isinstance(f, ast.FunctionDef)}
         helpers = {name: f for name, f in functions.items() if not name.startswith("test_")}
         tests = [f for name, f in functions.items() if name.startswith("test_")]
         assert tests, f"{relative(path)} holds no test"

@@ -128,6 +128,7 @@ def functions(folder):
     return {name: (function, right, parameters(function)) for name, (function, right) in known.items()}
 
 
+@pytest.mark.full
 def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):
     synthetic.write_run(tmp_path / "run", lines=5)
     before = sorted(path for path in tmp_path.rglob("*"))

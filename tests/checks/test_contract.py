@@ -14,6 +14,7 @@ from checks.diagnosis.contract.score import is_right, score_answer
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
+from tests.quick import one_in
 
 HALVES = {half: door.load_cases(half) for half in door.HALVES}
 FOLDER = pathlib.Path(runs.__file__).parent
@@ -38,7 +39,7 @@ def test_no_case_hides_another_of_its_name(half):
     assert written == len(HALVES[half])
 
 
-@pytest.mark.parametrize(("half", "case"), CASES)
+@pytest.mark.parametrize(("half", "case"), one_in(6, CASES))
 def test_a_case_builds_at_its_sizes(half, case):
     for changes in (case.changes, {**case.changes, **(case.later or {})}, {**case.changes, **(case.without or {})}):
         for size in case.sizes:

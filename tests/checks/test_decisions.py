@@ -115,6 +115,7 @@ def test_an_ugly_table_holds_its_law(spec, tmp_path):
     assert spec["headers"]["N"][3] in path.read_text("utf-8-sig").splitlines()[0]
 
 
+@pytest.mark.full
 def test_one_sum_over_five_spellings_of_a_header(tmp_path):
     """The bytes of the answer, but for the header's name itself."""
     cases = door.read_cases("exports", "open")
@@ -166,6 +167,7 @@ def test_the_table_of_a_loser_is_rejected(tmp_path):
     assert verdicts.judge_issue(case, tmp_path).startswith(case["verdict"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(2, ["crashed and failed runs with losses", "two metrics in one file"]))
 def test_an_ugly_table_is_read_as_its_law_or_its_column_is_named(name, tmp_path):
     """Through the command alone: crashed runs are left out; a column that splits the losses is named."""

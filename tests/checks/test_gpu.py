@@ -231,6 +231,7 @@ def test_its_programs_lower_for_a_gpu():
     assert {name for name in kinds if "__cudnn$fmha" in texts[name]} == {n for n in kinds if n.startswith("cudnn")}
 
 
+@pytest.mark.full
 def test_the_plan_that_is_written_before(monkeypatch):
     """Of the ways that fit the one with the most tokens a second; of none, the smallest."""
     on = load_machine("h100")

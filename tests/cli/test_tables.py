@@ -28,9 +28,20 @@ def columns_of(rows, width):
         yield places, [[wrap_cell(row[i], w) for i, w in zip(places, widths, strict=True)] for row in rows]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(tables, st.integers(60, 200))
 def test_numbers_stay_whole_and_every_cell_is_printed(rows, width):
+    check_cells(rows, width)
+
+
+@pytest.mark.full
+@settings(max_examples=60, deadline=None)
+@given(tables, st.integers(60, 200))
+def test_cells_of_more_tables_are_printed_whole(rows, width):
+    check_cells(rows, width)
+
+
+def check_cells(rows, width):
     seen = set()
     for places, part in columns_of(rows, width):
         seen |= set(places)

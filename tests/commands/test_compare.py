@@ -8,17 +8,18 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.record import records
-from scalelab.sweep.run import run_sweep
+from scalelab.train.single import train_single
 from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
 
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Two sweeps, of three seeds and of two at another peak LR; in runs/0, runs/1, …"""
+    """Runs of three seeds and of two at another peak LR; in runs/0, runs/1, … All share one program."""
     folder = tmp_path_factory.mktemp("studies")
     for name, seeds, changes in (("a", 3, {}), ("b", 2, {"optim__peak_lr": 0.05})):
-        run_sweep(folder / name, {str(s): config(train__seed=s, **changes) for s in range(seeds)})
+        for seed in range(seeds):
+            train_single(config(train__seed=seed, **changes), folder / name / "runs" / str(seed))
     return folder
 
 
@@ -36,7 +37,7 @@ def last_loss(folder):
 
 @pytest.mark.full
 def test_a_run_and_its_repetition_are_the_same_bits(studies, tmp_path, capsys):
-    run_sweep(tmp_path / "again", {"0": config(), "1": config(train__seed=1), "2": config(train__seed=2)})
+    train_single(config(), tmp_path / "again/runs/0")
     result, text = asked(capsys, studies / "a/runs/0", tmp_path / "again/runs/0")
     assert result["same_bits"] and result["gap"]["gap"] == 0 and result["weights"] == {"step": 4, "same": True}
     assert "metrics: the same bits, in all 5 lines and in the weights of step 4" in text

@@ -77,6 +77,7 @@ def test_an_identity_of_layers_that_is_broken_is_named(run, capsys, change, word
     assert cause == "measures_disagree" and words in evidence and "layers.jsonl contradicts itself" in evidence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "words"),
     one_in(
@@ -109,6 +110,7 @@ def test_an_identity_of_lines_that_is_broken_is_named(run, capsys, change, words
     assert cause == "measures_disagree" and words in evidence, evidence
 
 
+@pytest.mark.full
 def test_a_block_whose_update_is_zero_is_stuck_unless_the_config_declares_it(run, capsys):
     edit(run, "layers.jsonl", lambda line: {"update_norm": [line["update_norm"][0], 0.0]})
     meant = "edited_log,lost_log,measures_disagree"
@@ -120,11 +122,13 @@ def test_a_block_whose_update_is_zero_is_stuck_unless_the_config_declares_it(run
     assert causes(declared) == []
 
 
+@pytest.mark.full
 def test_an_mlp_of_dead_units_is_named(run, capsys):
     edit(run, "layers.jsonl", lambda line: {"dead_units": [0.0, 0.99]}, least=20)
     assert first_cause(capsys, run)[0] == "dead_units"
 
 
+@pytest.mark.full
 def test_a_source_that_gets_worse_beside_the_others_is_named(run, capsys):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for k in range(1, 6):
@@ -149,6 +153,7 @@ def constants():
             if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # fmt: skip
 
 
+@pytest.mark.full
 def test_all_that_is_logged_is_read_by_some_check(measured):
     """A metric is read if a file of diagnose has its name, its group ("val_loss/"), or its name in any group."""
     logged = {key for line in read_lines(measured) for key in line} | OTHERS

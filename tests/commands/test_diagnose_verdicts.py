@@ -48,6 +48,7 @@ def diagnosed(capsys, *words):
     return code, text, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_a_huge_lr_comes_first_with_the_warning_of_the_start(run, capsys):
     """It was "init_wrong: model.init_std=0.02", which is the run's value, from the loss after 9 updates."""
     code, text, found = diagnosed(capsys, run)
@@ -60,6 +61,7 @@ def test_a_huge_lr_comes_first_with_the_warning_of_the_start(run, capsys):
         assert knobs.assignments(verdict["knob"]) == knobs.changes_of(verdict["knob"], values), verdict
 
 
+@pytest.mark.full
 def test_every_answer_says_what_was_judged_by_the_lines_of_the_contract(run, capsys):
     code, text, found = diagnosed(capsys, run, "--accept=lr_too_high,decay_wrong,spike_growing", "--accept=not_finite")
     assert code == 0 and found["verdicts"] == [] and text.startswith("no cause found in what was judged")
@@ -72,11 +74,13 @@ def test_every_answer_says_what_was_judged_by_the_lines_of_the_contract(run, cap
     assert "init_wrong (the first logged loss is of step 5: after 4 updates" in text
 
 
+@pytest.mark.full
 def test_a_cause_that_is_not_accepted_is_still_found(run, capsys):
     code, _, found = diagnosed(capsys, run, "--accept=decay_wrong")
     assert code == 1 and "lr_too_high" in [verdict["cause"] for verdict in found["verdicts"]]
 
 
+@pytest.mark.full
 def test_what_is_meant_can_be_in_the_config_and_changes_no_digest(run, capsys):
     config = records.read_config(run)
     config["diagnose"]["accept"] = "lr_too_high,decay_wrong,spike_growing,not_finite"

@@ -37,6 +37,7 @@ def test_what_contradicts_itself_is_refused_in_one_line_and_nothing_is_written(t
     assert re.search(message, line) and not folder.exists()
 
 
+@pytest.mark.full
 def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
     assert main([*PLAN[:-1], "--devices=2", "--mesh=expert=2"]) == 0
     text = capsys.readouterr().out

@@ -93,6 +93,7 @@ SOUND = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", one_in(7, SOUND))
 def test_a_sound_run_has_no_cause_in_what_it_read(case, tmp_path, capsys):
     train_single(config(**RUN | SOUND[case]), tmp_path / "run", stop=stop_at_half())
@@ -176,6 +177,7 @@ def drawn(path):
     return texts(seed=(len(CALLS) - 1) // 3)
 
 
+@pytest.mark.full
 def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, capsys):
     changed = RUN | {"data__source": f"{__name__}:drawn", "data__cache_dir": str(tmp_path / "cache")}
     train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")

@@ -206,7 +206,7 @@ def test_a_held_out_run_that_diverged_scores_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     one_in(
-        4,
+        8,
         [
             (["--quick", "--sizes=16,24,32"], "--quick has its own"),
             (["--quick", "--scale=0"], "--scale=0 must be finite and above zero"),

@@ -63,6 +63,7 @@ def test_a_longer_cache_and_larger_pieces_make_no_difference():
     np.testing.assert_allclose(in_pieces(of, params, given, [5, 1, 6, 9]), expected, atol=atol)
 
 
+@pytest.mark.full
 def test_bf16_keeps_keys_in_bf16():
     of, params, given = setting("rope, grouped")
     assert decode.empty_cache(of, 2, 12, POLICIES["bf16"]).keys["k"].dtype == jnp.bfloat16

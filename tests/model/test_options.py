@@ -150,13 +150,13 @@ def setting(name, **changes):
     return of, random_params(of), tokens(of)[:, :-1]
 
 
-@pytest.mark.parametrize("name", one_in(3, OPTIONS))
+@pytest.mark.parametrize("name", one_in(6, OPTIONS))
 def test_the_model_is_the_one_written_out(name):
     of, params, given = setting(name)
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", one_in(2, ["gemma 2", "alternating", "nope", "two thetas", "stablelm"]))
+@pytest.mark.parametrize("name", one_in(3, ["gemma 2", "alternating", "nope", "two thetas", "stablelm"]))
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     expected = logits(of, params, given)
@@ -192,6 +192,7 @@ def test_projections_begin_as_asked_and_smaller_the_deeper_the_model():
     assert based["o"] == pytest.approx(32**-0.5 / 2)
 
 
+@pytest.mark.full
 def test_a_window_lowers_the_flops_of_its_layers():
     """Twelve S d_attn a layer for attention in full; with a window of four, 4 in place of S = 12."""
     full = shape(n_layers=3)

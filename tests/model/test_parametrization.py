@@ -164,7 +164,7 @@ def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(pre
 
 
 @pytest.mark.parametrize("name", one_in(3, ["mup", "completep"]))
-@pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
+@pytest.mark.parametrize("like", one_in(3, ["adam", "sgd", "spectral"]))
 def test_at_the_base_all_are_standard(name, like):
     plain, base = (shape(parametrization=n, base_width=32, base_layers=2) for n in ("standard", name))
     assert parametrization.parameter_scales(plain, like) == parametrization.parameter_scales(base, like)

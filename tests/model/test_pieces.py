@@ -13,9 +13,10 @@ from scalelab.model.attention import documents
 from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from tests.model.shapes import random_params, shape, tokens
+from tests.quick import one_in
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", one_in(2, ["none", "full"]))
 def test_the_scan_is_every_block_in_turn(remat):
     """Layers that differ by flags, so that each piece gets its own."""
     of = shape(n_layers=3, window=3, global_every=2, d_model=16, n_heads=2, remat=remat)

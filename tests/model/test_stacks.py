@@ -113,6 +113,7 @@ def test_a_model_cut_into_stacks_has_its_loss_gradients_and_measures(remat):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), a, b)
 
 
+@pytest.mark.full
 def test_counts_and_activations_are_the_sum_and_the_order_of_layers():
     layers = {"n_layers": 4, "window": 4, "global_every": 3}
     mixed, pure = shape(**layers, block="parallel=1,sequential=3"), {}

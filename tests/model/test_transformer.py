@@ -23,7 +23,7 @@ CAUSAL["none"] = shape(**SMALL, position="none")
 CAUSAL["grouped, qk_norm"] = shape(**SMALL, n_kv_heads=1, qk_norm=True)
 
 
-@pytest.mark.parametrize("of", one_in(2, CAUSAL.values()), ids=CAUSAL)
+@pytest.mark.parametrize("of", one_in(6, CAUSAL.values()), ids=CAUSAL)
 def test_causality_by_gradients(of):
     """d hidden[t] / d embedding[j] is zero exactly for j > t; tokens are distinct, so rows are positions."""
     tokens_BS = jnp.asarray([[5, 2, 7, 0, 3, 6]])

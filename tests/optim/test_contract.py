@@ -36,6 +36,7 @@ SOME = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", one_in(3, [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n not in SOME)])
 )

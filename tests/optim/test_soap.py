@@ -101,6 +101,7 @@ def test_with_identity_bases_it_is_adam(monkeypatch):
     assert_follows(expected, actual, {k: params[k] for k in actual})
 
 
+@pytest.mark.full
 def test_power_steps_converge_to_the_eigenbasis():
     random = np.random.default_rng(0)
     q, _ = np.linalg.qr(random.normal(size=(3, 8, 8)))

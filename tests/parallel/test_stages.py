@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.train.runs import ROOT
 
 # Four stages in a row: what goes to the wrong neighbour or waits in the wrong slot is seen. Two with two rounds each.
@@ -44,6 +46,7 @@ for layout in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.full
 def test_a_pipeline_has_the_loss_and_the_gradients_of_one_device():
     env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"}
     command = [sys.executable, "-c", PROGRAM, json.dumps(LAYOUTS)]

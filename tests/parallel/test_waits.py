@@ -47,6 +47,7 @@ def started(code, *arguments):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_program_is_compiled_once_and_waited_for_once_and_so_is_the_first_exchange(tmp_path):
     pair = [started(ALONE, address, str(i), str(tmp_path)) for address in [f"localhost:{free_port()}"] for i in (0, 1)]
     errs = [ended(process)[1] for process in pair]

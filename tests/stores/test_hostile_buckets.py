@@ -14,12 +14,16 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.stores import client, download, lease, mirror
 from scalelab.stores.urls import local_folder
+from tests.quick import one_in
 from tests.report import synthetic
 from tests.stores.test_commands import TINY
 from tests.stores.test_mirror import save_step
 from tests.train.runs import ROOT
 
-pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)]
+pytestmark = [
+    pytest.mark.usefixtures("machine"),
+    pytest.mark.parametrize("server", one_in(2, ["s3", "gs"]), indirect=True),
+]
 TEXT = b"written by a stranger"
 SHA = hashlib.sha256(TEXT).hexdigest()
 PART = ["files/x", len(TEXT), SHA]

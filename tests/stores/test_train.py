@@ -148,6 +148,7 @@ def test_a_writer_whose_lease_was_taken_over_ends_and_harms_nothing(server, url,
     check_store_has(url, whole)
 
 
+@pytest.mark.full
 @S3
 def test_tensorstore_reads_a_checkpoint_where_it_lies(server, url, go, whole):
     """Orbax's own files: its array library opens them in the store, without scalelab."""

@@ -191,6 +191,7 @@ def logs_of_fresh(tmp_path, axes):
     return logs(folder)
 
 
+@pytest.mark.full
 def test_equal_names_and_settings_that_decide_no_bit_are_told_apart(tmp_path):
     folder = tmp_path / "s"
     near = sweep(folder, {LR: [1.00001e-3, 1.00002e-3]})["trials"]

@@ -9,6 +9,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.laws.law.chinchilla_optimum import loss_at
 from tests.laws.examples import QUICKSTART_LIKE, study
+from tests.quick import one_in
 
 NINE = np.array([1e11, 4e11, 1.6e12])
 ACCUSING = {"outliers", "duplicates", "off-centre", "edge minimum", "weak curvature", "units", "scatter"}
@@ -28,9 +29,10 @@ def findings(capsys, tmp_path):
     return fit_table
 
 
-def test_nothing_is_said_of_clean_tables(findings):
+@pytest.mark.parametrize("seeds", one_in(2, [range(2), range(2, 10)]), ids=str)
+def test_nothing_is_said_of_clean_tables(findings, seeds):
     """Residuals of 9 rows about a law of 5 parameters look like outliers in 4 of 10 tables, unless left out."""
-    accused = [ACCUSING & set(findings(*study(QUICKSTART_LIKE, 0.004, seed, 3, NINE))) for seed in range(10)]
+    accused = [ACCUSING & set(findings(*study(QUICKSTART_LIKE, 0.004, seed, 3, NINE))) for seed in seeds]
     assert sum(map(bool, accused)) <= 1, accused  # checks/results/claims.md has the rates
 
 
@@ -79,6 +81,7 @@ def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findin
     assert "off-centre" in findings(*shifted, loss_at(QUICKSTART_LIKE, *shifted) * np.exp(0.1 * errors[0]))
 
 
+@pytest.mark.full
 def test_noise_that_falls_with_size_is_said_and_weighted(findings, capsys, tmp_path):
     N, D, _ = study(QUICKSTART_LIKE, sizes=8, budgets=np.geomspace(1e11, 3e12, 5))
     place = np.log(N * D / (N * D).min()) / np.log((N * D).max() / (N * D).min())

@@ -55,6 +55,7 @@ def test_active_and_total_parameters_are_asked_about_and_chosen_by_name(capsys, 
     assert t["loss"] == pytest.approx(a["loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_a_column_that_does_not_tell_is_printed(capsys, tmp_path):
     path = written(tmp_path, N=8 * ACTIVE, Na=ACTIVE, D=D, loss=LOSS)
     (note,) = fitted(capsys, path)["read_as"]

@@ -110,6 +110,7 @@ def test_the_convention_and_the_target(capsys, study_folder):
     assert target["intervals"]["N"][0] < target["N"] < target["intervals"]["N"][1]
 
 
+@pytest.mark.full
 def test_a_law_of_runs_with_experts_counts_the_active_parameters_unless_told(capsys, study_folder, table):
     """As before without experts; of eight times as many parameters in all the law is the same, and says which N."""
     alike = answer(capsys, study_folder, "--bootstrap=0")

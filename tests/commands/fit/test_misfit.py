@@ -77,6 +77,7 @@ def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
     assert any("fails its test: intervals carry its misfit" in text for text in fit["warnings"])
 
 
+@pytest.mark.full
 def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
     table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--holdout=2", "--bootstrap=100")
@@ -93,6 +94,7 @@ def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
     assert verdicts == ["as they should be"] * 4
 
 
+@pytest.mark.full
 def test_fewer_inside_than_by_chance_is_a_warning(capsys, tmp_path):
     """The largest budget was evaluated on other text: its losses are 8 % higher."""
     loss = loss_at(TRUTH, N, C / (6 * N)) * np.where(C.max() == C, 1.08, 1.0)

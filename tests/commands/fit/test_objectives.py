@@ -41,6 +41,7 @@ def test_other_tools_fits_of_the_same_points_can_be_posed(capsys, objective, row
     np.testing.assert_allclose(fitted, printed, rtol=tolerance)
 
 
+@pytest.mark.full
 def test_an_envelope_says_its_weight(capsys, tmp_path):
     table = tmp_path / "runs.csv"
     N, D, loss = study(QUICKSTART_LIKE, 0.005)

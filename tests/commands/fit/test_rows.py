@@ -84,6 +84,7 @@ def test_a_table_whose_model_names_the_runs(capsys):
     assert result["dependence"]["column"] == "model" and result["dependence"]["groups"] == 8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("column", "good", "bad"),
     one_in(5, [("State", "finished", "crashed"), ("status", "FINISHED", "KILLED"),
@@ -163,6 +164,7 @@ def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
     assert not [each for each in one["design"] if each["kind"] == "two laws"]
 
 
+@pytest.mark.full
 def test_runs_that_nobody_named_are_told_by_their_residuals(capsys, tmp_path):
     path = write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs(count=14)))
     assert main(["fit", str(path), "--bootstrap=0"]) == 0

@@ -31,6 +31,7 @@ def test_both_plans_are_those_of_plan_and_differ_in_what_was_asked(capsys):
     assert total + figures["the rest, GiB"]["first"] == pytest.approx(figures["total, GiB"]["first"])
 
 
+@pytest.mark.full
 def test_another_machine_and_from_python(capsys):
     assert main(["plan", *TINY, "--against=hardware=a100,devices=4,price=1"]) == 0
     lines = capsys.readouterr().out.splitlines()

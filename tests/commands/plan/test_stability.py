@@ -31,6 +31,7 @@ def planted(monkeypatch):
     return trained
 
 
+@pytest.mark.full
 def test_without_a_folder_it_says_what_it_would_train_and_the_seconds(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*PLAN, "--json=plan.json"]) == 0

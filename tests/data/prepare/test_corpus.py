@@ -79,6 +79,7 @@ def test_what_is_stored_is_what_was_read(tmp_path, source):
     assert not (tmp_path / "out" / ".units").exists()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small")
 def test_workers_order_and_copies_of_names_change_nothing(tmp_path):
     for i in range(5):

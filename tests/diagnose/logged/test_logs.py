@@ -101,6 +101,7 @@ def test_the_loss_scale_follows_its_rule(scale, skipped, broken):
     assert ("loss_scale_wrong" in causes(dataclasses.replace(run, rows=rows))) == broken
 
 
+@pytest.mark.full
 def test_a_schedule_changed_on_the_way_is_declared(run, capsys):
     old = planned(run, range(60))
     content = records.read_json(run / "config.json")

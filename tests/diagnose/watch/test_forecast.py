@@ -49,6 +49,7 @@ def test_the_own_curve_finds_the_constants_it_was_drawn_from():
     assert spread > 5 * sd and abs(wide - value) < 2 * spread
 
 
+@pytest.mark.full
 def test_of_left_out_members_of_a_family_nine_in_ten_end_inside(finished):
     inside, widths = [], {0.2: [], 0.9: []}
     for run in finished:

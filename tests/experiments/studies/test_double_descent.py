@@ -28,6 +28,7 @@ def test_labels_are_flipped_as_often_as_said():
     assert np.mean(np.sign(x @ planes) != y) == pytest.approx(dd.FLIPPED, abs=0.07)
 
 
+@pytest.mark.full
 def test_a_wide_network_fits_all_and_a_narrow_one_cannot(monkeypatch):
     monkeypatch.setattr(dd, "STEPS", 1500)
     wide, narrow = (dd.network_errors(width, 2) for width in (64, 2))

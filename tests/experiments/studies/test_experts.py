@@ -32,6 +32,7 @@ def losses(monkeypatch):
             for cell in runs.list_cells(BUDGETS)}  # fmt: skip
 
 
+@pytest.mark.full
 def test_cells_spend_their_budget_and_experts_add_no_active_parameter_but_the_router():
     for expansion, width, budget in (cell := (1, 16, 2e10), (8, 32, 8e10)):
         model = runs.measure_model(expansion, width)

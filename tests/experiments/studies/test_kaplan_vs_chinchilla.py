@@ -49,6 +49,7 @@ def exponent_by_search(which, budgets):
     return np.polyfit(np.log(budgets), np.log(best), 1)[0]
 
 
+@pytest.mark.full
 def test_the_study_finds_the_exponent_of_each_count(tmp_path, monkeypatch, trials):
     monkeypatch.setattr(study, "train_trials", write_curves)
     monkeypatch.setattr(study.runs, "make_trials", lambda seeds: trials)

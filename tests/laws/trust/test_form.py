@@ -48,6 +48,7 @@ def test_the_share_of_a_straight_line_that_is_a_parabola():
     assert tested.by_chance[0] < 3 / 22 < tested.by_chance[1]  # three terms of 22 degrees of freedom
 
 
+@pytest.mark.full
 def test_the_right_law_passes_and_its_p_values_are_even():
     tests = [judge_form(problem, minimise_objective(problem)) for problem in map(right, range(60))]
     p_values = np.array([each.p_values["surface"] for each in tests])

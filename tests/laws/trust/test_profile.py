@@ -180,6 +180,7 @@ def test_the_likelihood_is_that_of_a_density(delta):
     )  # all inside: Gauss's
 
 
+@pytest.mark.full
 def test_the_run_that_tightens_most_is_found_by_trying_them_all():
     """Each run of a coarse grid is added, exact, and the profile taken again: the proposal is the best or near it."""
     N, D, loss = study(QUICKSTART_LIKE, 0.002, sizes=7)

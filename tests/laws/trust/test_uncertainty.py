@@ -249,6 +249,7 @@ def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_a
     assert right == pytest.approx(2 * 1.645 * published("besiroglu", "notebook_se_4000boot_seed42", "alpha"), rel=0.25)
 
 
+@pytest.mark.full
 def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     """Small studies with much noise: followed in batches of any size, no resample stays above its optimum."""
     points = posed(*study(QUICKSTART_LIKE, 0.03, seed=5))

@@ -231,6 +231,7 @@ def test_options_that_make_no_sense(options, message):
         multiplier(study(), baseline="ol")
 
 
+@pytest.mark.full
 def test_the_smallest_effect_is_adopted_in_about_80_percent():
     budgets = (1e11, 4e11, 1.6e12, 6.4e12)
     law = {"E": E, "A": A, "alpha": ALPHA, "unit": UNIT}

@@ -117,6 +117,7 @@ def test_the_default_target_lies_ahead_of_the_data_or_is_the_fits_own():
     assert next_runs.propose_runs(asked, GRID, 1, 2e13).at_flops == 3e13
 
 
+@pytest.mark.full
 def test_any_law_can_be_aimed_at():
     """Gadre's law has C and M for columns, and no closed form."""
     N, D, loss = study(QUICKSTART_LIKE._replace(alpha=0.5, beta=0.5), NOISE, 2)

@@ -246,6 +246,7 @@ def covered(studies, **options):
     return counts, edges
 
 
+@pytest.mark.full
 def test_intervals_of_step_laws_constants_hold_them_with_edges_in_some_groups():
     """30 sweeps like Step Law's: were their coverage 90 %, a count below 21 would come once in a thousand times."""
     counts, edges = covered(30)

@@ -40,7 +40,7 @@ def check_against_plain(segment, window, given, offsets=True):
         np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", one_in(3, range(9)))
+@pytest.mark.parametrize("seed", one_in(9, range(9)))
 def test_any_documents_are_plain_attention_forward_and_backward(seed, by_hand):
     """Boundaries at random; as many documents as there are runs, most of one token; one more."""
     random, length = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 40))

@@ -89,7 +89,7 @@ def derivatives(position, kind, n_kv_heads):
 CASES = [("rope", kind, 2) for kind in KINDS] + [(position, kind, 4) for position in POSITIONS for kind in KINDS]
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(16, CASES))
 def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position, kind, n_kv_heads):
     _, gradient = derivatives(position, kind, n_kv_heads)
     document = np.searchsorted(STARTS, np.arange(12), side="right")
@@ -99,7 +99,7 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position,
     assert (gradient[own & predicted[:, None]] > 0).all() and (gradient[~predicted] == 0).all()
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(16, CASES))
 def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
     actual, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)

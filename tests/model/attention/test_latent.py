@@ -193,6 +193,7 @@ def test_cudnn_is_called_with_values_as_wide_as_keys():
 CACHED = {"queries of a latent": "queries of a latent, yarn", "biases": "a window and biases", "muP": "muP"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(3, CACHED))
 def test_a_cache_of_latents_gives_the_logits_of_the_whole_sequence(name):
     of, separator = shape(**MODELS[CACHED[name]]), 5

@@ -163,6 +163,7 @@ def test_every_router_load_and_way_is_a_loop_over_experts(router, way):
     compare(layer(router, way), BIASES)
 
 
+@pytest.mark.full
 def test_one_expert_is_the_dense_block():
     of = layer("softmax", n_experts=1, experts_per_token=1)
     params, x_BSD, *given = draw(of)

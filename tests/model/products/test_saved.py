@@ -83,7 +83,7 @@ def layer_bytes(layout=None, batch=1, **changes):
 
 
 @pytest.mark.parametrize("precision", one_in(6, WIDTHS))
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", one_in(2, [False, True]))
 def test_dots_saves_products_in_the_format_of_activations(precision, bias):
     """The block's input; queries, keys, values, what `o` gives, gate and up. Nothing reads what `down` gives."""
     stream, a = WIDTHS[precision]
@@ -94,7 +94,7 @@ def test_dots_saves_products_in_the_format_of_activations(precision, bias):
 @pytest.mark.parametrize(
     ("model", "entries"),
     one_in(
-        2,
+        4,
         [
             ({"block": "parallel"}, HEADS + 2 * F),  # the sum of both branches is the block's result
             ({"norm_place": "after"}, HEADS + 2 * D + 2 * F),  # a norm's derivative takes its input
@@ -108,7 +108,7 @@ def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
     assert layer_bytes(model=model, model__remat="dots", precision__name="bf16") == 2 * (D + entries)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", one_in(2, ["bf16", "fp32"]))
 @pytest.mark.parametrize(
     "layout",
     one_in(8, [
@@ -116,7 +116,7 @@ def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
         Layout(data=2, tensor=2, sequence=True, parts=2),
     ]),
 )  # fmt: skip
-@pytest.mark.parametrize("sums", ["compute", "float32"])
+@pytest.mark.parametrize("sums", one_in(2, ["compute", "float32"]))
 def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, layout, sums):
     a = WIDTHS[precision][1]
     kept = layer_bytes(layout, batch=6, model__remat="dots", precision__name=precision, parallel__sums=sums)
@@ -125,7 +125,7 @@ def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, lay
 
 
 @pytest.mark.parametrize("precision", one_in(3, ["fp32", "bf16", "fp16"]))
-@pytest.mark.parametrize("model", [{}, {"mlp": "gelu", "norm": "layernorm", "position": "learned"}], ids=str)
+@pytest.mark.parametrize("model", one_in(2, [{}, {"mlp": "gelu", "norm": "layernorm", "position": "learned"}]), ids=str)
 def test_without_remat_norms_and_activations_keep_their_inputs(precision, model):
     """Operands of products, inputs of norms (with their statistics in fp32, and once their gains) and of activations,
     and what blockwise attention keeps: its output and the logarithms of its sums in fp32.

@@ -31,6 +31,7 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
     assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it anyway")
 
 
+@pytest.mark.full
 def test_of_a_sweep_every_program_is_asked(monkeypatch, tmp_path, capsys):
     """The first fits easily, the second doesn't; nothing is started."""
     study = tmp_path / "two.py"
@@ -67,6 +68,7 @@ def test_force_starts_it(monkeypatch, tmp_path):
     assert main(argv) == 75 and len(started) == 1
 
 
+@pytest.mark.full
 def test_the_line_is_what_cannot_be_estimated_away(monkeypatch):
     """A byte below the least is too little; estimates (logits, temporaries) refuse nothing."""
     static = static_of()

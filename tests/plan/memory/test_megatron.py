@@ -11,6 +11,7 @@ from scalelab.hardware.chips import find_chip
 from scalelab.model import count
 from scalelab.plan.memory import megatron
 from scalelab.plan.memory.megatron import GptShape
+from tests.quick import one_in
 
 A100 = find_chip("NVIDIA A100-SXM4-80GB").flops["float16"]
 # Narayanan et al. 2021, Table 1: billion parameters, h, l, a, GPUs, batch, TFLOP/s a GPU, % of peak, PFLOP/s of all.
@@ -28,7 +29,7 @@ TABLE_1 = [
 ]
 
 
-@pytest.mark.parametrize("row", TABLE_1, ids=lambda row: f"{row[0]}B")
+@pytest.mark.parametrize("row", one_in(4, [pytest.param(row, id=f"{row[0]}B") for row in TABLE_1]))
 def test_narayanan_table_1(row):
     billions, h, layers, heads, gpus, _, tflops, percent, petaflops = row
     shape = build_static("gpt2", layers, h, heads, 1, 2048, 51_200).model

@@ -98,7 +98,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), one_in(3, SCHEDULES))
+@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), one_in(9, SCHEDULES))
 def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatches, rounds, slots, remat):
     """Activations are exact: what the traced step hands from tick to tick in bf16, split over devices as it lies."""
     layout = Layout(
@@ -149,7 +149,7 @@ COUNTED = (
 )
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", one_in(3, COUNTED))
 def test_every_optimizer_counts_itself(name):
     """Beside what its record says of each parameter (`state_bytes`), there are scalars only; the guard is off."""
     static = static_of(optim__name=name, optim__peak_lr=1e-3, guard__policy="off")

@@ -16,7 +16,7 @@ REMAT = ("none", "dots", "full")
 
 
 @pytest.mark.parametrize("remat", one_in(2, REMAT))
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", one_in(2, ["bf16", "fp32"]))
 def test_exact_on_one_device(remat, precision):
     static = static_of(batch=5, model__remat=remat, precision__name=precision)
     assert device_share.rows_per_device(static) == 5
@@ -87,6 +87,7 @@ def test_sequence_parallelism_splits_the_stream():
     assert actual == [4 * 16 * 32, 4 * 16 * 32 // 2]
 
 
+@pytest.mark.full
 def test_axes_that_cannot_be_divided_are_filled_up():
     """The planner says what the trainer refuses: a vocabulary of 65 over 2 devices is 33 on the fullest, six heads
     are eight over 4.

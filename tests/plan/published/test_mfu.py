@@ -10,6 +10,7 @@ from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron
 from scalelab.plan.published.mfu import flops_utilisation, run_utilisation, training_flops
 from scalelab.plan.step.flops import count_flops
+from tests.quick import one_in
 
 V4, H100 = load_machine("v4").chip.flops["bfloat16"], load_machine("h100").chip.flops["bfloat16"]
 
@@ -130,7 +131,7 @@ TABLE_A4 = [(10, 640, 10, 1.03), (20, 1024, 16, 1.10), (24, 1280, 10, 1.08), (26
             (40, 3584, 28, 0.99)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("layers", "width", "heads", "published"), TABLE_A4)
+@pytest.mark.parametrize(("layers", "width", "heads", "published"), one_in(3, TABLE_A4))
 def test_chinchillas_table_a4(layers, width, heads, published):
     """To half a percent: reproduced without the embedding's and the logits' terms, which the appendix lists."""
     figures = training_flops(gopher(layers, width, heads), 1.0)

@@ -71,7 +71,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(3, VARIANTS))
+@pytest.mark.parametrize("name", one_in(6, VARIANTS))
 def test_without_a_window_the_cache_is_that_of_decoding(name):
     """Keys and values to the byte; decoding also keeps a document's number (4 bytes) a token and three counters."""
     of = static(n_layers=3, d_model=32, n_heads=4, seq_len=64, **VARIANTS[name])
@@ -118,7 +118,7 @@ LARGEST = {
 
 
 @pytest.mark.skipif(NO_LIBRARY_FLAG in os.environ["XLA_FLAGS"], reason="without XLA's library it is another program")
-@pytest.mark.parametrize(("tokens", "changes"), one_in(2, LARGEST.values()), ids=LARGEST)
+@pytest.mark.parametrize(("tokens", "changes"), one_in(4, LARGEST.values()), ids=LARGEST)
 def test_activations_are_xlas_buffers_to_a_tenth(tokens, changes):
     """One token each of many sequences, whose cache of one token is next to nothing: what remains are activations."""
     of = static(**{"n_layers": 2, "d_model": 64, "n_heads": 4, "seq_len": 8} | changes)

@@ -170,6 +170,7 @@ def test_what_can_not_be_derived_is_refused_by_name(case, monkeypatch, capsys):
     assert re.search(message, error), error
 
 
+@pytest.mark.full
 def test_a_matrix_outside_of_the_blocks_is_refused_by_name(monkeypatch):
     """A second head, say; and work without a parameter of its own shows in the walked FLOPs of the whole program."""
     shape = gated_static().model

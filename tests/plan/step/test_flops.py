@@ -103,6 +103,7 @@ def test_windows_count_the_keys_they_hold():
     assert more == 2 * (4 * (weights - last) + 2 * d * (2 * 64 + 2 * 16))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", one_in(2, ["none", "full"]))
 def test_xla_counts_the_same_in_an_unrolled_step(remat):
     """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds

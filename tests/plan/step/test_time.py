@@ -58,6 +58,7 @@ def errors(rows):
     ]
 
 
+@pytest.mark.full
 def test_expected_times_are_near_the_published_ones():
     """Once set on the A100 rows and MaxText's on v4 alone; GPUs' rows of other code are in the fit by now."""
     assert abs(statistics.median(errors(published.CALIBRATED_ROWS))) < 0.01

@@ -111,6 +111,7 @@ def test_where_no_noise_is_known_the_power_is_printed_for_a_range(tmp_path, caps
     assert dear / cheap == pytest.approx(1.1 / 1.02)
 
 
+@pytest.mark.full
 def test_bad_noise_and_values_of_the_law_are_refused_before_any_run(seeds, tmp_path, capsys):
     folder, _ = seeds
     single = folder / "lr0.004-s0"

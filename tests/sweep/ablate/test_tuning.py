@@ -72,6 +72,7 @@ def test_an_optimum_that_moves_is_carried_to_the_largest_rung_by_its_law(study):
     assert "~ C^-0." in tuned.how["optim.peak_lr"]
 
 
+@pytest.mark.full
 def test_what_diverged_is_lost_and_an_optimum_at_the_end_is_a_problem(study):
     losses = tune(study, {"plain": surface(4e-3, diverges_above=7e-3), "muon": lambda config, _: config.optim.peak_lr})
     plain = tuning.carry_up(study, losses)[study.sides[0].name]

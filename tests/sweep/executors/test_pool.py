@@ -211,6 +211,7 @@ def test_a_second_sweep_of_the_same_folder_waits_says_for_whom_and_trains_nothin
         assert steps == list(range(5, 401, 5))
 
 
+@pytest.mark.full
 def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, capsys):
     (tmp_path / "grid.py").write_text(GRID.replace('"model.d_model", [16, 24]', '"optim.peak_lr", [1e-3, 1000.0]'))
     overrides = [f"--config.{key}={value}" for key, value in (TINY | {"train.steps": 25}).items()]

@@ -63,7 +63,7 @@ def test_a_short_twin_takes_smaller_batches_and_the_target_the_square_root():
     assert any("square root" in line for line in plan.lines())
 
 
-@pytest.mark.parametrize("name", ["standard", "mup", "completep"])
+@pytest.mark.parametrize("name", one_in(3, ["mup", "standard", "completep"]))
 def test_the_multipliers_are_one_at_the_twin_of_a_standard_recipe_and_the_recipes_own_else(name):
     of = recipe(name, parametrization__base_width=32)
     plan = proxy.plan_proxy(of, 3e12, 6)

@@ -100,6 +100,7 @@ def test_a_step_saved_within_a_streak_is_marked_and_the_run_that_goes_on_says_so
     assert any("step 4 of run is suspect" in report.get("warning", "") for report in output)
 
 
+@pytest.mark.full
 def test_a_damaged_record_keeps_no_trial_of_its_pack_from_going_on_and_one_bad_line_only_its_own_row(tmp_path):
     trials = {name: config(train__seed=seed, sweep__pack="turn") for name, seed in (("a", 0), ("b", 1), ("c", 2))}
     verdicts = run_sweep(tmp_path, trials)

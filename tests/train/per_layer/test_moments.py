@@ -86,6 +86,7 @@ def test_what_has_no_place_is_refused(monkeypatch):
         refuse_missing_memory(dataclasses.replace(layered, **away))
 
 
+@pytest.mark.full
 def test_restored_moments_are_moved_one_by_one():
     """The values are the same, and no second copy stays: the old arrays are gone."""
     static, _, h = both(**{"optim.name": "adamw"})

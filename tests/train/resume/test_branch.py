@@ -267,6 +267,7 @@ def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
     compatibility.check_schedule_past(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
 
 
+@pytest.mark.full
 def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, trunks):
     shutil.copytree(trunks("cosine"), tmp_path / "run")
     before = (tmp_path / "run" / "config.json").read_text()

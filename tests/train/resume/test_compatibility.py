@@ -316,6 +316,7 @@ def whole_numbers(tree):
     return [leaf for leaf in jax.tree.leaves(tree) if leaf.dtype == "int32"]
 
 
+@pytest.mark.full
 def test_the_weights_are_those_of_the_step_asked_for(tmp_path, finished):
     still = config(train__init_from=f"{finished[0]}@2", optim__peak_lr=0.0)
     result = train_single(still, tmp_path / "run")

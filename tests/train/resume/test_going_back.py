@@ -61,6 +61,7 @@ def test_the_incident_of_13b_in_small_is_the_arm_of_its_replay_to_the_bit(run):
     assert after[STEPS] != before[STEPS] and list(after) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.full
 def test_all_changes_at_once_are_those_of_a_what_if(run):
     curves = replayed(run, "21..30", "lr*=.7; clip=.03; skip=24..26; moments=reset")
     lr = logged(run, "lr")

@@ -75,6 +75,7 @@ def test_two_processes_go_back_alike(digest, tmp_path):
     check_rewound(tmp_path / "run", pair(tmp_path / "run"), digest)
 
 
+@pytest.mark.full
 def test_either_process_killed_in_a_rewind_ends_both_and_the_pair_goes_on_to_the_same_bits(digest, tmp_path):
     folder = tmp_path / "run"
     for victim, point in ((0, "after it"), (1, "after restoring")):

@@ -232,6 +232,7 @@ def read_series(run, losses, norms, first=0, memory=None, reports=None):
     return each
 
 
+@pytest.mark.full
 def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_from_the_log(tmp_path):
     n = 2400
     noise = np.random.default_rng(0).standard_normal((2, n))

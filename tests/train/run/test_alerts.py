@@ -106,6 +106,7 @@ def test_a_command_that_a_stored_config_names_is_not_run(tmp_path, capsys, monke
     assert "is named by a stored file alone and is not run" in shown and not (tmp_path / "strangers").exists()
 
 
+@pytest.mark.full
 def test_a_run_that_the_guard_ends_has_an_exit_code_of_its_own(tmp_path, capsys):
     """An LR without hope: the first steps are skipped and slowed down in vain."""
     keys = {"optim.peak_lr": 300.0, "guard.sigmas": 6.0}

@@ -75,6 +75,7 @@ def test_a_copy_that_goes_on_gets_its_own_id_and_says_so(project, capsys):
     assert records.read_record(project / "runs" / "first")["tracker_id"] == first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", one_in(4, ["renamed", "parent", "disk", "record lost"]))
 def test_a_folder_that_was_moved_keeps_its_id(project, way, capsys):
     folder = copied(project, way.replace(" ", "_"))

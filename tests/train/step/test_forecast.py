@@ -5,10 +5,11 @@ import pytest
 
 from scalelab.config import Guard
 from scalelab.numbers.forecast import FORECAST_STEPS, forecast_sigmas
+from tests.quick import one_in
 from tests.train.step.test_guard import decided
 
 
-@pytest.mark.parametrize("at", [15, 16, 40, 700])
+@pytest.mark.parametrize("at", one_in(2, [15, 16, 40, 700]))
 def test_sigmas_are_those_of_a_line_through_the_last_finite_losses(at):
     random = np.random.default_rng(0)
     losses = np.exp(np.log(5.0) - 0.002 * np.arange(at) + 0.02 * random.standard_normal(at))

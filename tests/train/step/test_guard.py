@@ -157,6 +157,7 @@ def test_healthy_series_are_never_flagged_and_a_spike_of_either_kind_is():
     assert signals == [0, guard.NORM]
 
 
+@pytest.mark.full
 def test_early_signs():
     losses, norms = healthy_series(64)
     losses[10:12] = losses[0] + 1.5
@@ -396,6 +397,7 @@ def count_operations(policy):
     return len(re.findall(r"stablehlo\.(?!constant|return)\w+", lowered.as_text()))
 
 
+@pytest.mark.full
 def test_the_guard_adds_few_operations_to_the_step():
     """It added 29 %; a step's seconds are noise beside that."""
     off, watch = count_operations("off"), count_operations("watch")

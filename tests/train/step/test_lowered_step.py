@@ -69,7 +69,7 @@ ONE_DEVICE = {  # changes, trials: calls
 }
 
 
-@pytest.mark.parametrize(("changes", "trials", "expected"), one_in(6, ONE_DEVICE.values()), ids=ONE_DEVICE)
+@pytest.mark.parametrize(("changes", "trials", "expected"), one_in(12, ONE_DEVICE.values()), ids=ONE_DEVICE)
 def test_a_devices_step_calls_cudnn(changes, trials, expected):
     """Nothing of it knows the device: jax's own partitioning of the call, which asks for one, is not there."""
     calls, text = lowered_step(changes, trials)

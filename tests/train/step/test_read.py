@@ -50,6 +50,7 @@ def half_empty(path):
     return [bytes(300 + i) if i % 2 else rng.integers(97, 123, 300, np.uint8).tobytes() for i in range(40)]
 
 
+@pytest.mark.full
 def test_a_step_without_targets_is_skipped_and_said(tmp_path):
     """By the command: where a row holds ends of documents alone, the step is skipped, and the logbook says why."""
     changed = {"data.source": f"{__name__}:half_empty", "data.documents": "mask", "train.global_batch": 1}

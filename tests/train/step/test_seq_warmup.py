@@ -59,6 +59,7 @@ def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     assert relative(full.params, result.params) > 1e-4
 
 
+@pytest.mark.full
 def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
     state, tokens = trained()[0], batches(seed=1)
     over = growing(1, 1)

@@ -129,6 +129,7 @@ def test_averaged_weights_have_its_mean(trained):
     np.testing.assert_allclose(shift(folder, ema=True), expected, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_evaluation_reads_it_and_its_absence_is_no_silent_zero(trained, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder, _ = trained
@@ -153,6 +154,7 @@ def test_a_rewind_goes_back_to_its_value(tmp_path, monkeypatch):
     assert shift(folder) == 120 - records.read_metrics(folder)[-2]["skipped"]
 
 
+@pytest.mark.full
 def test_a_plan_counts_its_bytes(monkeypatch):
     monkeypatch.chdir(ROOT)
     small = ["--config=configs/tiny.py", *SMALL, "--config.model.n_layers=2", "--hardware=h100", "--json"]
@@ -212,6 +214,7 @@ def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumula
     jax.tree.map(np.testing.assert_array_equal, after.variables, state.variables)
 
 
+@pytest.mark.full
 def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
     """One that counts steps, and that a rewind's reset of the moments sets back."""
     zero = lambda static, params: jnp.zeros((), jnp.int32)  # noqa: E731
