@@ -112,7 +112,7 @@ def find_best(laws: MixingLaws, start: np.ndarray | None = None) -> tuple[np.nda
         )  # fmt: skip
         shares = np.clip(np.nan_to_num(found.x), 0, None)
         shares = shares / shares.sum() if shares.sum() else even
-        if (gap := _gap(laws, shares)) < least:
+        if (gap := bound_loss(laws, shares)) < least:
             best, least = shares, gap
         if least <= LARGEST_GAP / 10:
             break
@@ -121,7 +121,7 @@ def find_best(laws: MixingLaws, start: np.ndarray | None = None) -> tuple[np.nda
     return best, least
 
 
-def _gap(laws: MixingLaws, shares: np.ndarray) -> float:
+def bound_loss(laws: MixingLaws, shares: np.ndarray) -> float:
     """An upper bound on how far the loss at `shares` lies above the least one (Frank & Wolfe 1956; convex losses)."""
     slope = laws.slope(shares)
     return float(slope @ shares - slope.min())
