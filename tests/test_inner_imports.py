@@ -1,6 +1,10 @@
 """An import inside a function has a reason: the start of a command, or a package that need not be installed."""
 
+import ast
+import pathlib
+
 from tests import inner_imports
+from tests.folders import walk_statements
 
 
 def test_every_import_inside_a_function_has_a_reason():
@@ -27,3 +31,33 @@ def test_what_a_file_loads_is_read_off_its_top(tmp_path):
         None, None, "starts without jax, numpy", "starts without numpy, scipy, scipy.stats",
         "a package that need not be installed",
     ]  # fmt: skip
+
+
+STATEMENTS = """
+async def f(x):
+    async with x as y:
+        for a in y:
+            import one
+        else:
+            import two
+    try:
+        match x:
+            case 1:
+                import three
+    except ValueError:
+        import four
+    else:
+        import five
+    finally:
+        while x:
+            class A:
+                import six
+"""
+
+
+def test_statements_are_those_of_pythons_own_walk():
+    for text in (STATEMENTS, pathlib.Path(inner_imports.__file__).read_text()):
+        tree = ast.parse(text)
+        expected = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        visited = [node for node in walk_statements(tree) if isinstance(node, ast.stmt)]
+        assert len(visited) == len(expected) and {*visited} == {*expected}

@@ -37,7 +37,8 @@ def last_digit(value):
 def published(name):
     """Names of a recipe's published numbers, from its text: to load all recipes takes each worker two seconds."""
     for node in ast.parse((recipes.recipes_folder() / f"{name}.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PUBLISHED":
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "PUBLISHED":
             return list(ast.literal_eval(node.value))
     return []
 

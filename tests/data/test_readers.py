@@ -136,7 +136,7 @@ def refused(spec, reading=None):
 
 
 @pytest.mark.parametrize("name", one_in(2, ["a.jsonl.gz", "a.jsonl.zst"]))
-@pytest.mark.parametrize("damage", ["cut", "flip"])
+@pytest.mark.parametrize("damage", one_in(2, ["cut", "flip"]))
 def test_damaged_packing_is_named_with_its_byte(tmp_path, name, damage):
     path = corpora.write(tmp_path / name, corpora.json_lines(corpora.texts(20_000)))
     data = bytearray((tmp_path / name).read_bytes())

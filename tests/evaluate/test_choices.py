@@ -42,6 +42,7 @@ def test_each_choice_has_the_score_of_its_row_alone():
         assert scored.greedy == (logs[here].argmax(-1) == row.tokens[row.start :]).all()
 
 
+@pytest.mark.full
 def test_without_padding_at_all_it_is_the_same():
     model, (row, *_) = loaded(), many(np.random.default_rng(1), 1)
     logs = log_softmax(plain(model.static.model, model.params, row.tokens[None, :-1]))[0]

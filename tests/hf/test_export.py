@@ -47,7 +47,7 @@ def largest_difference(a, b):
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-@pytest.mark.parametrize("name", [*one_in(3, examples.DENSE), *one_in(4, examples.MIXTURES)])
+@pytest.mark.parametrize("name", [*one_in(6, examples.DENSE), *one_in(8, examples.MIXTURES)])
 def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     shape = examples.shape(name)
     ours = examples.logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))

@@ -10,6 +10,7 @@ from scalelab.config import replace_hparams
 from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
+from tests.quick import one_in
 
 
 def by_adam(h, declared, params, gradients, lrs, coupled=False, corrected=True):
@@ -57,7 +58,7 @@ def by_momentum(h, declared, params, gradients, lrs, nesterov=False, averaged=Fa
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("name", one_in(2, ["adamw", "adam"]))
 def test_thirty_steps_of_adam_are_the_papers(name, scale, changes):
     static, h = setting(name, **changes)
     declared, params, gradients = problem(scale)

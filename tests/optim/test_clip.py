@@ -139,7 +139,7 @@ def named(flat):
     }
 
 
-@pytest.mark.parametrize("name", one_in(4, registry.OPTIMIZERS))
+@pytest.mark.parametrize("name", one_in(8, registry.OPTIMIZERS))
 def test_spam_is_refused_by_name_where_no_second_moment_is_kept(name):
     """Each optimizer that has one gives it: positive wherever a gradient was, after one step of the chain."""
     optimizer = registry.find_optimizer(name)

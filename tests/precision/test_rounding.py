@@ -28,6 +28,7 @@ def test_what_is_not_finite_stays_so(value):
     np.testing.assert_array_equal(np.float32(got), np.full(4, value, np.float32))
 
 
+@pytest.mark.full
 def test_a_layer_alone_gets_the_bits_of_its_place_in_the_stack():
     params = {"blocks": {"w": jax.random.normal(jax.random.key(0), (3, 64))}, "head": {"w": jnp.full(64, 1.001)}}
     key = rounding.step_key(jnp.uint32(1), jnp.int32(5))

@@ -257,6 +257,7 @@ def test_runs_that_nobody_edited_are_sound_at_every_stop(tmp_path, capsys, live)
         assert files_named_by_verify(folder, capsys) == []
 
 
+@pytest.mark.full
 def test_a_branch_and_a_note_are_sound(tmp_path, finished, capsys):
     shutil.copytree(finished, tmp_path / "trunk")
     branch = {

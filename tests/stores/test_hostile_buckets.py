@@ -177,6 +177,7 @@ HEADS = [
 def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, capsys, monkeypatch):
     if server.scheme == "gs":
         pytest.skip("the server that stands for GCS takes no upload in parts")
+    monkeypatch.setattr(client, "TIMEOUT_S", 60.0)  # a busy machine takes more than half a second for 32 MB
     content = json.dumps({"format": 1, "files": {"config.json": [PART]}}).encode()
     put_index(url, None, content + b" " * 2**25)
     assert "config.json is not JSON" in outcomes(url, capsys, ["runs"])[0][1]

@@ -13,6 +13,7 @@ from scalelab.cli import follow
 from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep import live
+from tests.quick import one_in
 from tests.report import synthetic
 from tests.train.runs import PATIENCE_S, hear_signals
 
@@ -114,7 +115,7 @@ def test_a_curve_goes_from_the_lowest_to_the_highest_block(values, columns, curv
     assert follow.draw_curve(values, columns, ascii_only=True).isascii()
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", one_in(3, [40, 80, 200]))
 @pytest.mark.parametrize("height", [4, 6, 30])
 def test_lines_fit_the_terminal(sweep, width, height):
     for number in range(12):
