@@ -17,7 +17,9 @@ HEAD = (
     "Each study shows one phenomenon of training, and compares its numbers with published values or closed forms. "
     "`scalelab study` lists them; all take `--quick` (at most 3 minutes on 2 cores) and `--workdir=DIR`, and an "
     "interrupted one resumes; `--quick` and the whole study need folders of their own. The pages behind the "
-    "names say what a setting cannot tell. *(stale)*: the study's own code, or the golden step, changed since it ran; "
+    "names say what a setting cannot tell. Limits follow from the source's interval and ours; *can't say no*: half or "
+    "twice the value would pass them as well; *not testable*: two cores can't tell, and its section says "
+    "why. *(stale)*: the study's own code, or the golden step, changed since it ran; "
     "`scalelab study --stale` says what. [Contradictions](contradictions.md) sets results side by side that seem to "
     "disagree.",
     "",

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from scalelab.__main__ import main
+from scalelab.laws.published.verdict import PaperReport
 from scalelab.plan.published import weak_scaling, zero
 
 # By hand: name -> (figure, paper). PaLM: 6 N + 12 L H Q T of 540.35e9 parameters over 275e12; GPT-3: 6 N D.
@@ -36,6 +37,7 @@ def test_every_figure_agrees(tmp_path, capsys):
     assert "zero: 54 match" in printed and "memory of the paper" not in printed
 
 
+@pytest.mark.full
 def test_megatrons_scaling():
     """77 and 74 % lie in the plan's interval; the abstract's figures give its 76 %, not section 5.1's 74."""
     rows = {row.name: row for row in weak_scaling.reproduce().rows}
@@ -53,4 +55,5 @@ def test_a_figure_that_does_not_agree_is_a_mismatch(monkeypatch):
     wrong = {7.5e9: {1: ("120", "52.5", "35.6", "31.4", "30.4", "29.1")}}
     monkeypatch.setattr(zero, "TABLE_1", wrong)
     monkeypatch.setattr("scalelab.plan.published.closed_forms._mfu_rows", lambda: ())
+    monkeypatch.setattr(weak_scaling, "reproduce", lambda: PaperReport("weak_scaling", "", (), ()))
     assert main(["reproduce", "closed_forms", "--json"]) == 1

@@ -114,6 +114,7 @@ def test_every_number_by_hand(tmp_path, capsys):
         assert not any(words in row["name"] for row in result["rows"])
 
 
+@pytest.mark.full
 def test_noise_by_its_random_walk():
     """Adam's steps on noise have RMS s and are correlated over 1 / (1 - beta1) steps: a walk without decay grows with
     sqrt(T), one with decay lr w ends at 1 / sqrt(2 lr w) steps."""
