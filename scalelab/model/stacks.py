@@ -48,8 +48,8 @@ def of_one_kind(shape: ModelShape, stack: Stack) -> ModelShape:
 
 
 def has_expert_blocks(shape: ModelShape) -> bool:
-    """Whether any stack's block has experts: `n_experts` is also set in the shape of a model's dense kind."""
-    return shape.n_experts > 0 and any(stack.block == "experts" for stack in stacks(shape))
+    """Whether a stack's block has experts, or is a user's own, which may: a dense kind's shape has `n_experts` too."""
+    return shape.n_experts > 0 and any(s.block == "experts" or ":" in s.block for s in stacks(shape))
 
 
 @functools.cache

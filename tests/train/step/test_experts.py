@@ -99,7 +99,8 @@ def test_pairs_of_options_go_with_experts_or_are_refused_by_name(part):
 
 # {key of `parallel`: size}, of eight devices.
 LAYOUTS = [
-    {"expert": 4, "context": 2}, {"expert": 4, "data": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"expert": 4, "fsdp": 2, "zero": 1},
+    {"expert": 4, "context": 2}, {"expert": 4, "data": 2}, {"expert": 2, "fsdp": 2, "tensor": 2},
+    {"expert": 4, "fsdp": 2, "zero": 1},
     {"expert": 2, "fsdp": 2, "context": 2}, {"expert": 2, "fsdp": 2, "stage": 2, "microbatches": 2},
     {"fsdp": 4, "tensor": 2}, {"expert": 2, "data": 2, "tensor": 2, "sequence": True},
     {"expert": 4, "data": 2, "expert_buffer": 1.5},
