@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -98,6 +99,20 @@ def test_a_second_warm_up_after_a_resume_is_named(run, capsys):
 def test_the_loss_scale_follows_its_rule(scale, skipped, broken):
     run = healthy(precision__name="fp16")
     rows = [row | {"loss_scale": scale(row["step"]), "skipped": skipped(row["step"])} for row in run.rows]
+    assert ("loss_scale_wrong" in causes(dataclasses.replace(run, rows=rows))) == broken
+
+
+@pytest.mark.parametrize(("every", "lowered", "broken"), [(1, 1.0, False), (5, 1.0, False), (1, 0.5, True)])
+def test_an_overflow_is_counted_in_its_line_and_lowers_the_scale_of_the_next(every, lowered, broken):
+    """As `train` logs it: the old scale, a norm of inf and the skip in one line; a second halving breaks the rule."""
+    run = healthy(precision__name="fp16")
+    rows = [
+        row | {
+            "loss_scale": 65536.0 if row["step"] <= 65 else 32768.0 * (lowered if row["step"] > 70 else 1.0),
+            "skipped": int(row["step"] >= 65), "grad_norm": math.inf if row["step"] == 65 else row["grad_norm"],
+        }
+        for row in run.rows if row["step"] % every == 0
+    ]  # fmt: skip
     assert ("loss_scale_wrong" in causes(dataclasses.replace(run, rows=rows))) == broken
 
 

@@ -158,6 +158,10 @@ def check_loss_scale(evidence: Evidence) -> Findings:
     if evidence.values["guard.skip"] == "micro_batch" or len(scale.steps) < 2 or len(scale.steps) != len(skipped.steps):
         return []
     steps, falls = np.diff(scale.steps), np.diff(skipped.values)
+    # A line has the scale of its own step: an overflow, which is counted there, lowers that of the next one.
+    norms = evidence.series("grad_norm")
+    overflowed = np.isin(scale.steps[:-1], norms.steps[~np.isfinite(norms.values)])
+    falls = falls + overflowed
     with np.errstate(divide="ignore", invalid="ignore"):
         octaves = np.diff(np.log2(scale.values))
     bad = ~((octaves == np.round(octaves)) & (octaves >= -falls) & (octaves <= steps // INTERVAL + 1))
