@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/gemma2_27b.py --workdir=runs/gemma2_27b
 
 1.3e13 tokens. The model alone is published: every line on training is ours. Looked up: Tables 1 and 2 and section 2,
-and gemma/config.py in google/gemma_pytorch ("config").
+and the config of google/gemma_pytorch ("config").
 """
 
 from ml_collections import ConfigDict

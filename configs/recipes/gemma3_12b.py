@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/gemma3_12b.py --workdir=runs/gemma3_12b
 
 1.2e13 tokens. The model alone is published: every line on training is ours. Looked up: Table 1 and section 2, and
-gemma/config.py in google/gemma_pytorch ("config").
+the config of google/gemma_pytorch ("config").
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/gemma3_1b.py --workdir=runs/gemma3_1b
 
 2.0e12 tokens. The model alone is published: every line on training is ours. Looked up: Table 1 and section 2, and
-gemma/config.py in google/gemma_pytorch ("config").
+the config of google/gemma_pytorch ("config").
 """
 
 from ml_collections import ConfigDict

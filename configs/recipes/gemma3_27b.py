@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/gemma3_27b.py --workdir=runs/gemma3_27b
 
 1.4e13 tokens. The model alone is published: every line on training is ours. Looked up: Table 1 and section 2, and
-gemma/config.py in google/gemma_pytorch ("config").
+the config of google/gemma_pytorch ("config").
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     scalelab train --config=configs/recipes/gemma3_4b.py --workdir=runs/gemma3_4b
 
 4.0e12 tokens. The model alone is published: every line on training is ours. Looked up: Table 1 and section 2, and
-gemma/config.py in google/gemma_pytorch ("config").
+the config of google/gemma_pytorch ("config").
 """
 
 from ml_collections import ConfigDict

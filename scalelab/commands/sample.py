@@ -3,6 +3,7 @@
 
 Continue a prompt with a run's weights, until the document ends or N tokens are reached. The prompt begins a document.
 Several prompts are one batch, which is faster than one after another; each goes on as it would alone.
+A special token of the tokenizer that a prompt spells, such as <|im_start|>, is read as that token, and a line says so.
 With --temperature=0 each token is the likeliest one; otherwise it is drawn from the softmax at that temperature,
 restricted to the K likeliest tokens and then to the smallest set of them that holds P of the probability. The same seed
 gives the same text; sample i doesn't depend on COUNT. Bytes that are not UTF-8 are shown as the replacement character.
@@ -49,6 +50,8 @@ def main(argv: list[str]) -> int:
     begun = [prompt for prompt in prompts for _ in range(options.samples)]
     if options.json != "-":
         print(describe_weights(drawn.origin))
+        if drawn.special_tokens:
+            print(f"read as special tokens, not as their letters: {' '.join(drawn.special_tokens)}")
         for i, (prompt, each, text) in enumerate(zip(begun, drawn.samples, drawn.texts, strict=True), 1):
             end = "ends its document" if each.ended else "cut"
             print(f"--- {i} of {len(drawn.samples)}: {len(each.ids)} tokens, {end}, {each.nats:.2f} nats")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalelab.data.tokenizers import hf_json
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate import generate
@@ -111,8 +112,13 @@ def _draw_batch(
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
-    """Encode the prompt as ids. BadInput if it is not valid text or the tokenizer refuses it."""
+    """Encode the prompt as ids; a special token that it spells is that token (`hf_json.spelled_tokens`).
+
+    BadInput if it is not valid text or the tokenizer refuses it.
+    """
     try:
+        if hf_json.spelled_tokens(tokenizer, prompt):
+            return hf_json.encode_spelled(tokenizer, prompt)
         return tokenizer.encode(prompt.encode())
     except ValueError as error:
         raise BadInput(f"--prompt={prompt[:40]!r} can't be encoded: {error}") from error

@@ -174,6 +174,6 @@ def unsupported_keys(form: Format, shape: ModelShape) -> dict[str, tuple[Any, An
 
 def keys_without_effect(shape: Any) -> set[str]:
     """Keys of parts that this model doesn't have."""
-    parts = ((shape.n_experts, EXPERT_KEYS), (shape.d_kv_latent, LATENT_KEYS), (shape.qk_norm, ("qk_norm_over",)))
-    parts += tuple((getattr(shape, key), (key,)) for key in ("global_every", "rope_local_theta"))  # off
-    return {key for part, keys in parts if not part for key in keys}
+    layers = [(getattr(shape, key), (key,)) for key in ("global_every", "rope_local_theta")]  # off
+    parts = [(shape.n_experts, EXPERT_KEYS), (shape.d_kv_latent, LATENT_KEYS), (shape.qk_norm, ("qk_norm_over",))]
+    return {key for part, keys in [*parts, *layers] if not part for key in keys}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scalelab import config as config_lib
 from scalelab.api.arguments import FOLDER, Facts, Path, check_arguments, list_paths, optional, whole
 from scalelab.api.door import Overrides, add_overrides, cache_programs
+from scalelab.data.tokenizers.hf_json import spelled_tokens
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate import evaluations, subject
@@ -81,6 +82,7 @@ class Sampled:
     choice: "SamplingOptions"
     samples: "list[Sample]"
     texts: list[str]
+    special_tokens: tuple[str, ...] = ()  # spelled in a prompt, and read as tokens
 
 
 @check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
@@ -102,7 +104,8 @@ def sample(
     count = lambda done, of: progress("tokens", done, of)  # noqa: E731
     drawn = sample_lib.draw_samples(model, tokenizer, prompts, most, samples, options, count)
     texts = [sample_lib.decode_sample(tokenizer, each) for each in drawn]
-    return Sampled(model.origin, prompts, options, drawn, texts)
+    special = dict.fromkeys(token for text in prompts for token in spelled_tokens(tokenizer, text))
+    return Sampled(model.origin, prompts, options, drawn, texts, tuple(special))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ import numpy as np
 from scalelab.data.read.selection import EVERYTHING, Selection, find_field
 from scalelab.errors import BadInput, nearest_hint
 
+TOOLS = ("tools", "functions")  # beside the messages of a chat
+NO_TOOLS = "templates see no tools here; nearest: write them into a system message, and take the key out"
 MAX_NAMED_DOCUMENTS = 5  # most bad documents of a unit that are named; the others are only counted
 
 

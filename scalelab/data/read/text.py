@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.data.read.files import MAX_DOCUMENT_BYTES, PACKED_ENDINGS, read_chunks
-from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.reading import NO_TOOLS, TOOLS, Piece, Reading
 from scalelab.data.read.selection import find_field
 from scalelab.errors import BadInput
 
@@ -158,7 +158,7 @@ def _text(record: Any, reading: Reading) -> bytes | np.ndarray | str:
     try:
         value = find_field(record, key)
         if isinstance(value, list):
-            return reading.chat_or_fault(value)
+            return _tools_fault(record, key) or reading.chat_or_fault(value)
         return value.encode() if isinstance(value, str) else f"{key!r} is {json.dumps(value)[:40]}, not a text"
     except KeyError:
         known = (
@@ -169,6 +169,15 @@ def _text(record: Any, reading: Reading) -> bytes | np.ndarray | str:
         return f"{key!r} holds half a surrogate pair, \\u{ord(error.object[error.start]):04x}"
     except RecursionError:
         return "bad JSON, nested too deep or with a number of thousands of digits"
+
+
+def _tools_fault(record: Any, key: str) -> str:
+    """Why a chat with tools beside its messages is not written; "": it has none."""
+    beside = [record]
+    for name in key.split(".")[:-1]:
+        beside.append(beside[-1].get(name) if isinstance(beside[-1], dict) else None)
+    named = [name for name in TOOLS for each in beside if isinstance(each, dict) and each.get(name)]
+    return f"{named[0]!r} stands beside the messages: {NO_TOOLS}" if named else ""
 
 
 def _line(where: str, number: int, start: int) -> str:

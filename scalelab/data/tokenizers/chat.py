@@ -147,6 +147,8 @@ def render_chat(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -
     """The text of messages, and the spans of the assistant's turns in it. ValueError: the template refuses them."""
     if BEGIN in (everything := json.dumps(messages, ensure_ascii=False)) or END in everything:
         raise ValueError(f"a message holds the private letter {BEGIN!r} or {END!r}, which marks turns here")
+    if "tool_calls" not in template.text and any(message.get("tool_calls") for message in messages):
+        raise ValueError("a message has tool_calls, and the chat template does not write them")
     text = _render(template, messages, False)
     spans = _marked_spans(text)
     if spans is None:

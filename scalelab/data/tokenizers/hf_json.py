@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 
 from scalelab.data.tokenizers import lacking, words
-from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
+from scalelab.data.tokenizers.tokenizer import (
+    TOKENIZER_FILES,
+    Tokenizer,
+    decoder_from_table,
+    hashed_tokenizer_name,
+)
 from scalelab.errors import BadInput
 from scalelab.untrusted.documents import parse_json, read_document
 
@@ -151,6 +156,23 @@ def _read_eos_tokens(path: pathlib.Path) -> list[str]:
 def _is_byte_level(content: dict[str, Any]) -> bool:
     decoder = content.get("decoder") or {}
     return any(part["type"] == "ByteLevel" for part in [decoder, *decoder.get("decoders", [])] if part)
+
+
+def spelled_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    """The special tokens of a tokenizer.json that a text spells."""
+    added = (parse_json(tokenizer.content).get("added_tokens") or []) if tokenizer.kind == "json" else []
+    special = [token["content"] for token in added if token.get("special") and token.get("content")]
+    return [token for token in dict.fromkeys(special) if token in text]
+
+
+def encode_spelled(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Ids of a text in which a special token is that token, not its letters, as in chats. ValueError as `encode`."""
+    inner = _parse_tokenizer(tokenizer.content, pathlib.Path(TOKENIZER_FILES["json"]))
+    inner.encode_special_tokens = False
+    try:
+        return np.array(inner.encode(text, add_special_tokens=False).ids, np.uint32)
+    except Exception as error:  # the library raises bare Exceptions
+        raise ValueError(str(error)) from error
 
 
 def token_names(content: Mapping[str, Any]) -> dict[int, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from scalelab.data.prepare import corpus
 from scalelab.data.prepare.request import Request
+from scalelab.data.read import reading, text
 from scalelab.data.tokenizers import chat, hf_json
 from scalelab.errors import BadInput
 from tests.data.files import make
@@ -179,3 +180,20 @@ def test_what_is_masked_is_read_and_not_predicted():
         if ends is not None:
             np.testing.assert_array_equal(split.packed.segment_BS, plain.packed.segment_BS)
             np.testing.assert_array_equal(split.packed.segment_BS, reading.segment)
+
+
+def test_tools_are_refused_by_name():
+    """Beside the messages, and in a message whose template would leave them out."""
+    chat = {"messages": make.CHATS[0], "tools": [{"type": "function", "function": {"name": "add"}}]}
+    seen = reading.Reading("messages", is_chat=True, render_chat=lambda messages: np.arange(3))
+    assert "'tools' stands beside the messages" in text._text(chat, seen)
+    assert "'functions' stands beside" in text._text(
+        {"a": {"m": make.CHATS[0], "functions": [1]}}, reading.Reading("a.m")
+    )
+    assert text._text(chat | {"tools": None}, seen).tolist() == [0, 1, 2]
+    called = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}]
+    refused(
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        "has tool_calls, and the chat template",
+        called,
+    )

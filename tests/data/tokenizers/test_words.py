@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 
 from scalelab.data.tokenizers import hf_json, words
+from scalelab.evaluate import sample
 
 POOLS = (
     *("abc XYZ", " \n\t\r", "'sd 'LL've", "0123", "你好世界", "éñßſK", "𝔄🙂👩‍½²Ⅷ٣", "กขค हिन्दी עברית"),
@@ -78,3 +79,16 @@ def test_what_is_not_encoded_word_by_word_is_left_to_the_library(gpt2):
     }
     for name, content in others.items():
         assert words.make_word_encoder(library(content), content) is None, name
+
+
+def test_special_tokens_that_a_prompt_spells_are_the_librarys(gpt2, tmp_path):
+    tokenizer = hf_json.load_hf_json(json.dumps(gpt2).encode(), tmp_path / "tokenizer.json")
+    prompt = "the cat<|endoftext|>the mat"
+    assert (
+        hf_json.spelled_tokens(tokenizer, prompt) == ["<|endoftext|>"] and hf_json.spelled_tokens(tokenizer, "a") == []
+    )
+    inner = tokenizers.Tokenizer.from_str(json.dumps(gpt2))
+    ids = sample.encode_prompt(tokenizer, prompt).tolist()
+    assert ids == inner.encode(prompt, add_special_tokens=False).ids and 0 in ids
+    assert 0 not in tokenizer.encode(prompt.encode())  # in a document it is text
+    assert sample.encode_prompt(tokenizer, "a cat").tolist() == tokenizer.encode(b"a cat").tolist()

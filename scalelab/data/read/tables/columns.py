@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.read.reading import Reading
+from scalelab.data.read.reading import NO_TOOLS, TOOLS, Reading
 from scalelab.data.read.tokenfiles import split_at_separator
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput, nearest_hint
@@ -51,6 +51,9 @@ def check_columns(schema: Any, path: str, reading: Reading) -> None:
             f"{path}: column {reading.key!r} holds lists of messages, not text: --chat renders them by the tokenizer's "
             "template"
         )
+    tools = [name for name in TOOLS if name in schema.names and str(column_type(schema, name)) != "null"]
+    if _is_chat(kind) and tools:
+        raise BadInput(f"{path}: column {tools[0]!r} stands beside the messages: {NO_TOOLS}")
 
 
 def batch_documents(batch: Any, path: str, row: int, reading: Reading) -> Iterator[bytes | np.ndarray]:

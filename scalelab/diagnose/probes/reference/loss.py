@@ -117,6 +117,9 @@ def _layer(c: Context, stack: Stack, counts: Any) -> Callable[[Any, Any], tuple[
     return apply
 
 
+GATED = ("swiglu", "geglu")
+
+
 def expected_names(written: Written) -> set[str]:
     """Names of the parameters that the written-out model reads, but for those of the user's own blocks."""
     s, bias = written.shape, written.shape.bias
@@ -127,10 +130,11 @@ def expected_names(written: Written) -> set[str]:
     for stack in (stack for stack in written.stacks if ":" not in stack.kind):
         inner = {f"attention_norm.{part}" for part in norm}
         inner |= set() if stack.kind == "parallel" else {f"mlp_norm.{part}" for part in norm}
+        inner |= {f"{n}_out_norm.{part}" for n in ("attention", "mlp") for part in norm if s.norm_place == "around"}
         queries = ("q_down", "q_up") if s.d_q_latent else ("q",)
         of_attention = (*queries, "kv_down", "kv_up") if s.d_kv_latent else "qkv"
         products = {f"attention.{n}": bias or s.qkv_bias for n in of_attention} | {"attention.o": bias}
-        products |= {f"mlp.{n}": bias for n in (("up", "gate", "down") if s.mlp == "swiglu" else ("up", "down"))}
+        products |= {f"mlp.{n}": bias for n in (("up", "gate", "down") if s.mlp in GATED else ("up", "down"))}
         inner |= {f"{name}.w" for name in products} | {f"{name}.b" for name, has in products.items() if has}
         inner |= {"attention.q_norm.g", "attention.k_norm.g"} if s.qk_norm else set()
         inner |= {"attention.kv_norm.g"} if s.d_kv_latent else set()
