@@ -2,7 +2,8 @@
 
 They stand here, beside each other, and take the place of those that a study names: a limit is not a measurement, so a
 better one makes no result stale. None may depend on the value that it judges; an error of ours, which a result holds,
-may widen it. `python -m experiments.studies.limits` judges the committed results by this table and writes their pages.
+may widen it. `python -c 'from scalelab.experiments.studies import limits; limits.judge_results()'` judges the committed results by
+this table and writes their pages.
 """
 
 import dataclasses
@@ -156,7 +157,7 @@ def _number(value: Number | None, result: Mapping[str, Any]) -> float | None:
     return value(result) if callable(value) else value
 
 
-def main() -> None:
+def judge_results() -> None:
     """Judge the committed results again, and write their checks into their pages."""
     from scalelab.experiments.studies import outcome  # which imports this table
 
@@ -166,7 +167,3 @@ def main() -> None:
         judged = result | {"checks": judge_checks(study, result)}
         if judged != result:
             write_result(RESULTS, study, judged, outcome.replace_checks(path.with_suffix(".md").read_text(), judged))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,12 +10,12 @@ effect of a seed is set aside, and variances are drawn towards a common one. If 
 some are printed. Where A and B ran on different numbers of devices, runs beside them that differ in that alone say how
 far it moves the loss. Two runs with equal metrics and weights have "the same bits".
 
-B may be the log of another program or a published curve, as a table of steps and losses.
+B may be the log of another program or a published curve, as a table of steps and losses: `scalelab compare runs/mine
+published.csv`.
 
 Exit code: 0 done (whether or not the runs differ), 2 bad input.
 
     scalelab compare runs/mine runs/other
-    scalelab compare runs/mine published.csv
 """
 
 from typing import Any

@@ -15,15 +15,14 @@ config as it is are trained on fresh seeds, in pairs: it is adopted if the gain'
 
 It writes best.py, a config that trains the best, summary.json and a page (report.html). Run it again to resume.
 
-With SOURCEs nothing is trained: they are finished runs of a sweep, of this or another program (docs/foreign.md). It
-prints the mean loss of each setting over its seeds, which setting won, by how much, with an interval that knows that
-the best was picked by looking, and which are not told apart from it. --by: the keys that make a setting (default: all
-that differ).
+With SOURCEs nothing is trained: they are finished runs of a sweep, of this or another program (docs/foreign.md), as in
+`scalelab tune theirs/sweep --by=optim.peak_lr`. It prints the mean loss of each setting over its seeds, which setting
+won, by how much, with an interval that knows that the best was picked by looking, and which are not told apart from it.
+--by: the keys that make a setting (default: all that differ).
 
 Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
 
     scalelab tune --config=tiny --workdir=runs/tune --trials=48
-    scalelab tune theirs/sweep --by=optim.peak_lr
 """
 
 import shlex

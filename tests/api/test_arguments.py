@@ -119,6 +119,8 @@ def functions(folder):
         "draw_fit": (api.draw_fit, {"result": None, "figures": work}),
         "fit_approach": (api.fit_approach, {"table": None, "approach": 2}),
         "predict_curves": (curves.predict_curves, {"sources": run}),
+        "fit_mixture": (api.fit_mixture, {"sources": run}), "judge_sweep": (api.judge_sweep, {"sources": run}),
+        "judge_runs": (api.judge_runs, {"sources": run}),
         "judge_table": (api.judge_table, {"table": folder / "absent.csv", "baseline": "seven"}),
        
         "best_settings": (api.best_settings, {"source": run}), "read_curve": (curves.read_curve, {"source": run}),

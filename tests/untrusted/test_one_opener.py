@@ -49,6 +49,9 @@ ALLOWED = {
     "scalelab/data/read/tokenfiles.py": {"np.memmap": f"{NAMED}, whose size its header gives"},
     "scalelab/data/read/tables/webdataset.py": {"json.loads": "a member of a sample, bounded where it is read"},
     "scalelab/data/sources/remote.py": {"open": WRITES},
+    "scalelab/diagnose/replay/trial.py": dict.fromkeys(
+        ("shutil.copy", "shutil.copytree"), "plain files of a run, into a folder that is deleted"
+    ),
     "scalelab/git.py": {"read_bytes": "the user's own repository", "shutil.copy2": "its index"},
     "scalelab/hardware/versions.py": {"read_text": PACKAGE, "json.loads": PACKAGE},
     "scalelab/record/identity.py": {"read_bytes": "the source of modules that may be imported"},

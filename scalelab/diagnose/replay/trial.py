@@ -6,8 +6,10 @@ may not change on the way (a shape, the initialisation).
 """
 
 import math
+import os
 import pathlib
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -127,12 +129,19 @@ def _train(
 
 
 def _copy_run(run: pathlib.Path, folder: pathlib.Path, step: int) -> None:
-    """Copy a run's record and logs, and of its checkpoints that of `step`."""
+    """Copy a run's record and logs, and of its checkpoints that of `step`; links and pipes are left out."""
     folder.mkdir(parents=True)
     for path in run.iterdir():
-        if path.is_file():
+        if stat.S_ISREG(path.lstat().st_mode):
             shutil.copy(path, folder)
-    shutil.copytree(run / "checkpoints" / str(step), folder / "checkpoints" / str(step))
+    step_folder = pathlib.Path("checkpoints") / str(step)
+    shutil.copytree(run / step_folder, folder / step_folder, ignore=_name_special)
+
+
+def _name_special(folder: str, names: Sequence[str]) -> set[str]:
+    """Those of the names in a folder that are neither files nor folders, such as links."""
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}
 
 
 def judge_trial(
