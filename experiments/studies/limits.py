@@ -2,8 +2,7 @@
 
 They stand here, beside each other, and take the place of those that a study names: a limit is not a measurement, so a
 better one makes no result stale. None may depend on the value that it judges; an error of ours, which a result holds,
-may widen it. `python -c 'from scalelab.experiments.studies import limits; limits.judge_results()'` judges the committed results by
-this table and writes their pages.
+may widen it. `judge_results` judges the committed results by this table and writes their pages.
 """
 
 import dataclasses

@@ -21,8 +21,8 @@ and tokens vary each on its own, the baseline's law is that of a surface in both
 their own, as with another tokenizer, are asked about; --comparable says that all are measured alike.
 
 With SOURCEs, each is a side: a folder of runs, of this or another program (docs/foreign.md), as in `scalelab ablate
-theirs/adamw theirs/muon`. Or one folder holds all, and a setting tells the sides: --columns=side=optimizer. Budgets are the runs' FLOPs, else 6 N D; N, D and the loss are
-found as `scalelab runs` finds them, or named by --columns.
+theirs/adamw theirs/muon`. Or one folder holds all, and a setting tells the sides: --columns=side=optimizer. Budgets are
+the runs' FLOPs, else 6 N D; N, D and the loss are found as `scalelab runs` finds them, or named by --columns.
 
 Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
 

@@ -11,6 +11,7 @@ from scalelab.experiments.shared import RESULTS
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.critical_batch import __main__ as study
 from scalelab.experiments.studies.critical_batch import figure, page, quadratic, transformer
+from scalelab.experiments.studies.limits import judge_checks
 from scalelab.record import records
 
 
@@ -95,7 +96,8 @@ def test_the_committed_result_is_what_its_parts_give():
     assert fit.critical == pytest.approx(result["fit"]["critical"], rel=1e-3)
     rates = [transformer.describe_race(np.array(r["rates"]), np.array(r["taken"])) for r in result["races"]]
     assert [r["rate"] for r in rates] == pytest.approx([r["rate"] for r in result["races"]])
-    assert json.loads(json.dumps(study.list_checks(result))) == result["checks"]
+    checks = judge_checks("critical_batch", result | {"checks": study.list_checks(result)})
+    assert json.loads(json.dumps(checks)) == result["checks"]
     made = outcome.make_page("critical_batch", study.__doc__, result, page.describe(result))
     assert made == (RESULTS / "critical_batch.md").read_text()
     assert len(figure.plot_critical_batch(result).axes) == 3
