@@ -88,13 +88,13 @@ from scalelab.model.count import count_parameters, flops_per_token
 from scalelab.model.layers import has_zero_units
 from scalelab.optim.parametrization import parameter_scales
 from scalelab.record.soundness import size
-values = {"model.mlp": "geglu", "model.d_model": "128", "parametrization.name": "mup"}
+values = {"model.mlp": "reglu", "model.d_model": "128", "parametrization.name": "mup"}
 resolved = config.resolve(config.override(tiny.get_config(), values))
 shape, stored = config.static(resolved).model, resolved.to_dict()
 print(json.dumps({
     "choices": config.key_records()["model.mlp"].choices, "d_ff": shape.d_ff, "n": count_parameters(shape),
     "flops": flops_per_token(shape)["exact"], "counted": size.count_parameters(stored),
-    "lr": parameter_scales(shape, "adam")["blocks"]["mlp"]["gate"]["w"].lr, "zero": has_zero_units("geglu"),
+    "lr": parameter_scales(shape, "adam")["blocks"]["mlp"]["gate"]["w"].lr, "zero": has_zero_units("reglu"),
     "refused": unsupported_keys(LLAMA, shape)["mlp"],
 }))
 """
@@ -187,10 +187,13 @@ def test_what_follows_from_a_new_activation(tmp_path):
     answer = json.loads(done.stdout)
     values = {"model.d_model": "128", "parametrization.name": "mup"}
     like = config.static(config.resolve(config.override(tiny.get_config(), values))).model
-    assert answer["choices"] == ["swiglu", "geglu", "gelu", "relu2", "relu"] and answer["d_ff"] == like.d_ff == 344
+    assert (
+        answer["choices"] == ["swiglu", "geglu", "reglu", "gelu", "relu2", "relu"]
+        and answer["d_ff"] == like.d_ff == 344
+    )
     assert answer["n"] == count_parameters(like) and answer["flops"] == flops_per_token(like)["exact"]
     assert answer["counted"] == answer["n"]
-    assert answer["lr"] == 0.5 and answer["zero"] is False and answer["refused"] == ["geglu", "swiglu"]
+    assert answer["lr"] == 0.5 and answer["zero"] is True and answer["refused"] == ["reglu", "swiglu"]
 
 
 @pytest.mark.slow

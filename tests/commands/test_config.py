@@ -55,7 +55,10 @@ def test_one_key_in_full_and_the_keys_of_a_group(capsys):
         "resume",
         "source",
     ]
-    assert "  default   before" in lines and "  source    after: OLMo 2 (2024), sec. 2.1" in lines
+    assert (
+        "  default   before" in lines
+        and "  source    after: OLMo 2 (2024), sec. 2.1; around: Gemma 2 (2024), sec. 2" in lines
+    )
     assert answer(capsys, "sweep", "eval.batches").split("\n\n")[0].splitlines()[1].split()[:2] == ["batches", "8"]
     keys = json.loads(answer(capsys, "sweep", "eval.batches", "--json"))["keys"]
     assert [each["key"] for each in keys] == ["eval.batches", "sweep.pack", "sweep.workers"]

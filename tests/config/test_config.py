@@ -75,7 +75,7 @@ def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
         ({"optim__peak_lr": "fast"}, ["optim.peak_lr='fast'", "a number", "derived"]),
         ({"model__bias": "yes"}, ["model.bias='yes'", "true or false"]),
         ({"model__position": "ropes"}, ["model.position='ropes'", "not a choice", "'rope'"]),
-        ({"model__mlp": "geglu"}, ["model.mlp='geglu'", "not a choice", "'gelu'"]),
+        ({"model__mlp": "geglo"}, ["model.mlp='geglo'", "not a choice", "'geglu'"]),
         ({"optim__name": "adomw"}, ["optim.name='adomw'", "not a choice", "'adamw'"]),
         ({"optim__name": "momentum", "optim__beta2": 0.9}, ["optim.beta2=0.9", "momentum has none", "beta1"]),
         ({"optim__name": "mine.py"}, ["optim.name='mine.py'", "not a choice"]),

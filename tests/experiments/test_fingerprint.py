@@ -99,7 +99,7 @@ def test_the_golden_step_of_the_trainer_is_the_one_that_is_read():
 
 def test_a_result_carries_its_fingerprint_or_has_it_beside(tmp_path):
     facts = fingerprint.make_fingerprint("experiments.curves")
-    assert facts["own"].keys() == {"curves.py"} and facts["trains"] and facts["cpu_s"] > 0
+    assert facts["own"].keys() == {"curves.py", "curves_best.py"} and facts["trains"] and facts["cpu_s"] > 0
     (tmp_path / "a.json").write_text(json.dumps({"made_by": facts}))
     (tmp_path / "b.json").write_text("[1]")
     beside = {"commit": "x", "content": fingerprint.content_digest(tmp_path / "b.json")}

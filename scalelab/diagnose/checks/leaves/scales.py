@@ -150,8 +150,7 @@ def check_log_z(evidence: Evidence) -> Findings | None:
 
 def confident_log_z(loss: np.ndarray, vocab_size: float) -> np.ndarray:
     """Log Z of logits of mean zero that give a token this loss and all others the same share."""
-    loss = np.maximum(loss, 1e-6)
-    log_z: np.ndarray = np.log((vocab_size - 1) * np.exp(-loss) / -np.expm1(-loss)) + loss
+    log_z: np.ndarray = np.log(vocab_size - 1) - np.log(-np.expm1(-np.maximum(loss, 1e-6)))
     return log_z
 
 

@@ -37,8 +37,8 @@ FAULTS = (
         edits=(
             Edit(
                 "model/attention/attention.py",
-                "(apply_rope(x, frequency_P, position_BS) for x in (q_BSNH[..., fixed:], k_BSKH))",
-                "(apply_rope(q_BSNH[..., fixed:], frequency_P, position_BS), k_BSKH)",
+                "(rotate_part(x, frequency_P, position_BS, by_share) for x in (q_BSNH, k_BSKH))",
+                "(rotate_part(q_BSNH, frequency_P, position_BS, by_share), k_BSKH)",
             ),
         ),
         harm="plain",
