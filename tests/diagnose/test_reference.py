@@ -21,6 +21,7 @@ from scalelab.diagnose.probes.reference.probe import probe_reference
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.model import layers
 from scalelab.model.attention import attention
+from scalelab.model.attention.positions import rotary
 from scalelab.train.single import train_single
 from scalelab.train.step import gradients, step
 from tests.diagnose.evidences import healthy
@@ -123,7 +124,7 @@ def rope_in_bf16():
         a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
-    return forks.replaced(attention, "apply_rope", apply_rope)
+    return forks.replaced(rotary, "apply_rope", apply_rope)
 
 
 def mean_of_means():

@@ -110,6 +110,7 @@ UNITS = {
 FIELD_WORDS = {"N": "param", "D": "token", "C": "flop", "loss": "loss"}  # what a column's name has in it
 MOST_LIKE = 4
 SIMILAR = 0.78  # least similarity (difflib) of a name to a usual one: train_toks, final_l
+MOST_COMPARED = 1000  # columns of a table whose names are compared with usual ones
 # What MLflow, W&B and others write before the name of a value.
 TRACKER_PREFIX = re.compile(
     r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
@@ -263,18 +264,26 @@ def describe_missing(
 
 def nearest_columns(missing: Sequence[str], numeric: Sequence[str]) -> dict[str, str]:
     """{field: column whose name is nearest to a usual one}, of columns that hold no other field; {} if a field lacks
-    one."""
+    one. Of a wide table its first MOST_COMPARED columns are looked at."""
     known = {plain_name(name) for field in USUAL_NAMES for name in (field, *_usual_names(field))}
-    free, near = [name for name in numeric if plain_name(without_prefix(name)) not in known], dict[str, str]()
+    plain = {name: plain_name(without_prefix(name)) for name in numeric[:MOST_COMPARED]}
+    free, near = {name: text for name, text in plain.items() if text not in known}, dict[str, str]()
     for field in missing:
         usual = [plain_name(name) for name in (*ALIASES.get(field, ()), *_usual_names(field))]
-        scores = {
-            name: max(difflib.SequenceMatcher(None, plain_name(without_prefix(name)), each).ratio() for each in usual)
-            for name in free if usual and name not in near.values()
-        }  # fmt: skip
+        scores = {name: _likeness(text, usual) for name, text in free.items() if name not in near.values()}
         if max(scores.values(), default=0) >= SIMILAR:
             near[field] = max(scores, key=scores.__getitem__)
     return near if len(near) == len(missing) else {}
+
+
+def _likeness(text: str, names: Sequence[str]) -> float:
+    """The largest ratio of a text to one of the names, of those that are SIMILAR; 0 without any."""
+    most = 0.0
+    for name in names:
+        match = difflib.SequenceMatcher(None, text, name)
+        if match.real_quick_ratio() >= SIMILAR:
+            most = max(most, match.ratio())
+    return most
 
 
 def write_columns(columns: Mapping[str, str]) -> str:
