@@ -263,8 +263,7 @@ def describe_missing(
 
 
 def nearest_columns(missing: Sequence[str], numeric: Sequence[str]) -> dict[str, str]:
-    """{field: column whose name is nearest to a usual one}, of columns that hold no other field; {} if a field lacks
-    one. Of a wide table its first MOST_COMPARED columns are looked at."""
+    """{field: column nearest by name}, of the first MOST_COMPARED that hold no other field; {} if a field lacks one."""
     known = {plain_name(name) for field in USUAL_NAMES for name in (field, *_usual_names(field))}
     plain = {name: plain_name(without_prefix(name)) for name in numeric[:MOST_COMPARED]}
     free, near = {name: text for name, text in plain.items() if text not in known}, dict[str, str]()
@@ -278,12 +277,8 @@ def nearest_columns(missing: Sequence[str], numeric: Sequence[str]) -> dict[str,
 
 def _likeness(text: str, names: Sequence[str]) -> float:
     """The largest ratio of a text to one of the names, of those that are SIMILAR; 0 without any."""
-    most = 0.0
-    for name in names:
-        match = difflib.SequenceMatcher(None, text, name)
-        if match.real_quick_ratio() >= SIMILAR:
-            most = max(most, match.ratio())
-    return most
+    matches = (difflib.SequenceMatcher(None, text, name) for name in names)
+    return max((match.ratio() for match in matches if match.real_quick_ratio() >= SIMILAR), default=0.0)
 
 
 def write_columns(columns: Mapping[str, str]) -> str:
