@@ -124,7 +124,7 @@ WRONG = [  # (problem, answer, what the line says)
     (13, masks_that(allowed=lambda t, a, c: np.tril(np.ones_like(a))), "other documents"),
     (13, masks_that(allowed=begins_with_separator), "does not begin the next"),
     (13, masks_that(counted=lambda t, a, c: t[1:] >= 0), "first token of a document"),
-    (13, masks_that(counted=lambda t, a, c: t[:-1] != 0), "padding is no target"),
+    (13, masks_that(counted=lambda t, a, c: t[:-1] != 0), "padding is not a target"),
     (13, masks_that(counted=lambda t, a, c: c & (t[1:] != 0)), "is a target too"),
     (13, lambda tokens, separator: solutions.masks(tokens, separator)[0], "a pair is asked for"),
 ]

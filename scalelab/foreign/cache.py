@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from scalelab.errors import BadInput
 LIMIT_GIB = 10.0
 LIMIT_NAME = "SCALELAB_FOREIGN_GIB"
 IN_USE_S = 3600.0  # another process may still read what was used within it
+OWN_NAME = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+")  # of an entry, and of a draft with its process
 DRAFT_S = 86400.0  # a draft of a process that was killed
 
 
@@ -38,17 +40,17 @@ def mark_used(place: pathlib.Path) -> None:
 def prune_cache(root: pathlib.Path, keep: pathlib.Path) -> str:
     """Remove the entries that were used longest ago until the cache is within its limit; returns a line on it, or "".
 
-    `keep`, and what was used within IN_USE_S, stay.
+    `keep`, what was used within IN_USE_S, and folders that are not the cache's own stay.
     """
     limit, now = cache_limit(), time.time()
     entries = []
     for entry in _entries(root):
-        age = now - entry.stat().st_mtime
-        if entry.name.startswith("."):
-            if age > DRAFT_S:
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            age = now - entry.stat().st_mtime
+            if not entry.name.startswith("."):
+                entries.append((age, _bytes_below(entry), entry))
+            elif age > DRAFT_S:
                 shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entries.append((age, _bytes_below(entry), entry))
     size, removed, freed = sum(each[1] for each in entries), 0, 0
     for age, entry_bytes, entry in sorted(entries, key=lambda each: -each[0]):
         if size <= limit * 2**30:
@@ -65,8 +67,10 @@ def prune_cache(root: pathlib.Path, keep: pathlib.Path) -> str:
 
 
 def _entries(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    folders = list[os.DirEntry[str]]()
     with contextlib.suppress(FileNotFoundError), os.scandir(root) as found:
-        yield from (pathlib.Path(each.path) for each in found if each.is_dir(follow_symlinks=False))
+        folders = [each for each in found if each.is_dir(follow_symlinks=False)]
+    yield from (pathlib.Path(each.path) for each in folders if OWN_NAME.fullmatch(each.name))
 
 
 def _bytes_below(folder: pathlib.Path) -> int:

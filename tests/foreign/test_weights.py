@@ -74,10 +74,15 @@ def test_the_cache_removes_what_was_used_longest_ago(tmp_path, monkeypatch):
         opened.open_source(sources[0])
 
 
-def test_the_cache_keeps_what_was_used_within_an_hour_and_says_so(tmp_path, monkeypatch):
-    for name in ("a", "b"):
+def test_the_cache_keeps_what_was_used_within_an_hour_and_what_is_not_its_own(tmp_path, monkeypatch):
+    """A folder of the user's, however old and large, is not an entry: entries are named by their digest."""
+    own = ["a" * 32, "b" * 32]
+    for name in (*own, "mine", "0123"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 1000)
     monkeypatch.setenv("SCALELAB_FOREIGN_GIB", "1e-7")
-    assert "nothing is removed" in cache.prune_cache(tmp_path, tmp_path / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert "nothing is removed" in cache.prune_cache(tmp_path, tmp_path / own[0])
+    for name in (*own, "mine", "0123"):
+        os.utime(tmp_path / name, (1, 1))
+    assert "1 sources" in cache.prune_cache(tmp_path, tmp_path / own[0])
+    assert {path.name for path in tmp_path.iterdir()} == {own[0], "mine", "0123"}

@@ -54,8 +54,8 @@ def check_masks(answer: Any) -> None:
     }
     judge(np.asarray(pair[0])[real] if np.shape(pair[0]) == allowed.shape else pair[0], allowed[real], 0, mistakes)
     mistakes = {
-        "the first token of a document is no target: what stands before it belongs to another": ROW[1:] >= 0,
-        "padding is no target": counted | (ROW[1:] < 0),
+        "the first token of a document is not a target: what stands before it belongs to another": ROW[1:] >= 0,
+        "padding is not a target": counted | (ROW[1:] < 0),
         "the end of a document is a target too": counted & (ROW[1:] != SEPARATOR),
     }
     judge(pair[1], counted, 0, mistakes)

@@ -45,7 +45,7 @@ def entries_of(answer: Any, names: tuple[str, ...]) -> list[Any]:
 
 
 def call_answer(answer: Any, *values: Any, **options: Any) -> Any:
-    """What the answer, a function, returns; AssertionError if it is no function or raises."""
+    """What the answer, a function, returns; AssertionError if it is not a function, or raises."""
     assert callable(answer), f"a function is asked for, not {str(answer)[:40]!r}"
     try:
         return answer(*values, **options)

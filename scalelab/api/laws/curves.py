@@ -101,7 +101,7 @@ def predict_curves(
 
 def _new_module(path: Path) -> pathlib.Path:
     """The path of a Python file that is not there yet. BadInput for another one."""
-    file = pathlib.Path(path)
+    file = pathlib.Path(path).expanduser()
     if file.suffix != ".py" or not file.stem.isidentifier() or file.exists() or not file.absolute().parent.is_dir():
         raise BadInput(
             f"--best-schedule={path} must be a new Python file in a folder that is there, as in best_schedule.py"

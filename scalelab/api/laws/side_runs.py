@@ -38,17 +38,17 @@ def read_side_runs(
         _check_names(names)
         sides = [name for place, name in zip(places, names, strict=True) for _ in place]
     seed_key = _find_key(rows, columns["seed"]) if "seed" in columns else SEED_KEY
-    kept, lost = _split_finished(rows)
-    flops, unit = _find_flops([rows[i] for i in kept])
+    ended, lost = _split_finished(rows)
+    flops, unit = _find_flops([rows[i] for i in ended])
     settings = _varying_settings(rows, {side_key, seed_key, SEED_KEY, *SIZE_KEYS})
-    seeded = all(rows[i].get(seed_key) is not None for i in kept)
+    seeded = all(rows[i].get(seed_key) is not None for i in ended)
     lines = []
-    for i, C in zip(kept, flops, strict=True):
+    for i, C in zip(ended, flops, strict=True):
         row = rows[i]
         line: Line = {"side": sides[i], "C": C, "loss": _loss_of(row), "N": row["N"], "tokens": row["D"]}
         line |= {"seed": row[seed_key]} if seeded else {}
         lines.append({k: v for k, v in line.items() if v is not None} | {key: row.get(key, "") for key in settings})
-    counts = ", ".join(f"{side}: {n}" for side, n in Counter(sides[i] for i in kept).items())
+    counts = ", ".join(f"{side}: {n}" for side, n in Counter(sides[i] for i in ended).items())
     notes += [f"runs by side: {counts}; C = {unit}", *lost, *_describe_differences(lines, settings)]
     return lines, notes
 
@@ -72,8 +72,10 @@ def _find_side_key(
     if len(usual) == 1:
         return usual[0], [f"sides are told apart by {usual[0]}; --columns=side=KEY names another setting"]
     shown = ", ".join(differ[:MOST_SHOWN]) + (f" and {len(differ) - MOST_SHOWN} more" if differ[MOST_SHOWN:] else "")
-    told = f"the runs differ in {shown}" if differ else "the runs don't differ in any setting but their seed"
-    raise BadInput(f"which setting tells the sides apart? {told}: --columns=side=KEY, or give each side its own folder")
+    differences = f"the runs differ in {shown}" if differ else "the runs don't differ in any setting but their seed"
+    raise BadInput(
+        f"which setting tells the sides apart? {differences}: --columns=side=KEY, or give each side its own folder"
+    )
 
 
 def _find_key(rows: Sequence[Mapping[str, Any]], named: str) -> str:
@@ -91,17 +93,17 @@ def _find_key(rows: Sequence[Mapping[str, Any]], named: str) -> str:
 
 def _split_finished(rows: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[str]]:
     """(places of runs that ended with a loss or diverged, notes on the others). BadInput if there is none."""
-    kept, reasons = list[int](), list[str]()
+    ended, reasons = list[int](), list[str]()
     for i, row in enumerate(rows):
         if row["status"] == DIVERGED or (row["status"] == DONE and row.get("val_loss") is not None):
-            kept.append(i)
+            ended.append(i)
         else:
             reasons.append("no validation loss" if row["status"] == DONE else str(row["status"]))
     counts = ", ".join(f"{n} {reason}" for reason, n in Counter(reasons).items())
-    if not any(rows[i]["status"] == DONE for i in kept):
+    if not any(rows[i]["status"] == DONE for i in ended):
         hint = "; --columns='val_loss=COLUMN' names one" if "no validation loss" in counts else ""
         raise BadInput(f"no run ended with a loss to compare ({counts or 'all diverged'}){hint}")
-    return kept, [f"left out: {len(reasons)} runs ({counts})"] * bool(reasons)
+    return ended, [f"left out: {len(reasons)} runs ({counts})"] * bool(reasons)
 
 
 def _find_flops(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], str]:

@@ -27,8 +27,8 @@ def make_parser(doc: str | None) -> Parser:
     """Make the command's parser, with `doc` as its help."""
     parser = Parser("ablate", doc)
     add = parser.add_argument
-    help = "a table of runs, a row each; or a folder or log of runs for each side"
-    add("sources", nargs="*", type=existing_path, metavar="TABLE|SOURCE", help=help)
+    kinds = "a table of runs, a row each; or a folder or log of runs for each side"
+    add("sources", nargs="*", type=existing_path, metavar="TABLE|SOURCE", help=kinds)
     add("--baseline", metavar="FILE|NAME", help="the baseline: a config, or a side (of folders: the first)")
     at = "where the verdict is given (default: the largest budget)"
     add("--target-flops", type=count_above_zero, metavar="C", help=at)

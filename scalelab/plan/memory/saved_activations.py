@@ -154,9 +154,7 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 @functools.cache
 def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
     layout = static.layout
-    if layout.devices == 1 or has_expert_blocks(
-        static.model
-    ):  # what grows with the batch is told by the sums of two programs
+    if layout.devices == 1 or has_expert_blocks(static.model):  # two programs tell what grows with the batch
         programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
