@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.foreign.readers import configs, lines, tensorboard, text, trainer, wandb, wire
+from scalelab.foreign.readers import configs, lines, mlflow, printed, tensorboard, text, trainer, wandb, wire
 from scalelab.foreign.run import ForeignRun, constant_values
 from scalelab.laws.read.groups import SHARED_NAMES, names_run
 from scalelab.untrusted.files import open_file
@@ -23,8 +23,8 @@ NOT_LOGS = ("requirements.txt", "readme.txt", "license.txt", "output.log", "debu
 PARTS = frozenset(("train", "training", "validation", "val", "eval", "test"))  # folders of one run's event files
 LOG_STEMS = ("metrics", "history", "tracker_metrics", "log", "train", "training", "main", "logs", "metrics_history")
 FORMATS = (
-    "a W&B run folder, .wandb file or export, TensorBoard event files, a trainer_state.json, a .csv, .tsv, .jsonl or "
-    ".parquet of steps, or a text log with lines such as `step 10: loss 3.2`"
+    "a W&B run folder, .wandb file or export, MLflow's runs, TensorBoard event files, a trainer_state.json, a .csv, "
+    ".tsv, .jsonl (also .gz) or .parquet of steps, or a text log with lines such as `step 10: loss 3.2`"
 )
 
 
@@ -54,6 +54,8 @@ def find_runs(source: pathlib.Path) -> list[Found]:
 def read_found(found: Found) -> list[ForeignRun]:
     """Read a run, or the runs of a table that has a column of their names. BadInput as its reader."""
     run = found.read()
+    if charts := wandb.split_chart(run):
+        return charts
     column = next((name for name, cells in run.texts.items() if _tells_runs(name, cells)), None)
     if column is None:
         return [dataclasses.replace(run, name=found.name)]
@@ -108,13 +110,15 @@ def _find_folder(folder: pathlib.Path) -> Found | None:
     """The run that a folder is; None for a folder that is not one run's."""
     files = files_in(folder)
     names = {path.name: path for path in files}
+    if mlflow.is_mlflow_run(folder):
+        return Found(folder.name, [names[mlflow.META]], lambda: mlflow.read_mlflow_run(folder))
     offline = [path for path in files if path.suffix == ".wandb"]
     if len(offline) == 1:
         return Found(folder.name, offline, lambda: wandb.read_wandb_file(offline[0]))
-    history = [path for path in files if path.suffix in lines.SUFFIXES and "history" in path.name.lower()]
+    history = [path for path in files if lines.kind_of(path) and "history" in path.name.lower()]
     is_export = wandb.SUMMARY_FILE in names or (folder / wandb.FILES_FOLDER / wandb.SUMMARY_FILE).is_file()
     if is_export or (history and wandb.CONFIG_FILE in names):
-        history = history or [path for path in files if path.suffix in lines.SUFFIXES]
+        history = history or [path for path in files if lines.kind_of(path)]
         return Found(folder.name, files, lambda: wandb.read_export(folder, history))
     states = [names[trainer.STATE_FILE]] if trainer.STATE_FILE in names else _checkpoint_states(folder)
     if states:
@@ -122,12 +126,13 @@ def _find_folder(folder: pathlib.Path) -> Found | None:
     events = [path for path in files if tensorboard.is_event_file(path)] or _events_of_parts(folder)
     if events:
         return _with_config(Found(folder.name, events, lambda: tensorboard.read_events(folder, events)), folder)
-    logs = [path for path in files if path.suffix in lines.SUFFIXES and path.stem.lower() in LOG_STEMS]
+    logs = [path for path in files if lines.kind_of(path) and lines.name_of(path).lower() in LOG_STEMS]
     if len(logs) == 1:
         return _with_config(Found(folder.name, logs, lambda: lines.read_lines(logs[0])), folder)
     texts = [path for path in files if path.suffix in TEXT_SUFFIXES and path.stem.lower() in LOG_STEMS]
-    if not logs and len(texts) == 1 and _is_text_log(texts[0]):
-        return _with_config(Found(folder.name, texts, lambda: text.read_text_log(texts[0])), folder)
+    reader = _find_text_reader(texts[0]) if not logs and len(texts) == 1 else None
+    if reader is not None:
+        return _with_config(Found(folder.name, texts, lambda: reader(texts[0])), folder)
     return None
 
 
@@ -154,10 +159,10 @@ def _find_file(path: pathlib.Path) -> Found | None:
         return Found(path.stem, [path], lambda: wandb.read_wandb_file(path))
     if tensorboard.is_event_file(path):
         return Found(path.parent.resolve().name, [path], lambda: tensorboard.read_events(path.parent, [path]))
-    if path.suffix in lines.SUFFIXES and path.name not in NOT_LOGS:
-        return Found(path.stem, [path], lambda: lines.read_lines(path))
-    if path.suffix in TEXT_SUFFIXES and path.name.lower() not in NOT_LOGS and _is_text_log(path):
-        return Found(path.stem, [path], lambda: text.read_text_log(path))
+    if lines.kind_of(path) and path.name not in NOT_LOGS:
+        return Found(lines.name_of(path), [path], lambda: lines.read_lines(path))
+    if path.suffix in TEXT_SUFFIXES and path.name.lower() not in NOT_LOGS and (reader := _find_text_reader(path)):
+        return Found(path.stem, [path], lambda: reader(path))
     return None
 
 
@@ -181,11 +186,16 @@ def _starts_with(path: pathlib.Path, mark: bytes) -> bool:
         return False
 
 
-def _is_text_log(path: pathlib.Path) -> bool:
-    """Whether a file's first MiBs hold lines of values: some logs begin with the program's source."""
+def _find_text_reader(path: pathlib.Path) -> Callable[[pathlib.Path], ForeignRun] | None:
+    """What reads a text log, by its first MiBs (some logs begin with the program's source); None for another text."""
     try:
         with open_file(path) as file:
             start = file.read(SEARCHED_BYTES)
     except (BadInput, OSError):
-        return False
-    return b"\0" not in start[:4096] and len(text.parse_lines(start.decode(errors="replace"))[0]) >= text.FEWEST_LINES
+        return None
+    if b"\0" in start[:4096]:
+        return None
+    words = start.decode(errors="replace")
+    if printed.has_printed_dicts(words):
+        return printed.read_printed_dicts
+    return text.read_text_log if len(text.parse_lines(words)[0]) >= text.FEWEST_LINES else None

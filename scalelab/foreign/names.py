@@ -19,10 +19,11 @@ LOG_NAMES = {
     "step": "global_step train_global_step trainer_global_step train_step current_step step iteration iter optim_step",
     "train_loss": f"{LAST_NAMES['loss']} train_ce_loss train_cross_entropy_loss train_lm_loss "
     "loss_metrics_global_avg_loss global_avg_loss loss lm_loss ce_loss cross_entropy_loss cross_entropy nll xent "
-    "epoch_loss train_epoch_loss loss_reduced tel",
+    "epoch_loss train_epoch_loss loss_reduced loss_train_total metrics_train_languagecrossentropy trl",
     "grad_norm": "grad_norm gradient_norm global_grad_norm total_grad_norm grad_norm_total grad_norm_global "
     "optim_total_grad_norm total_gradient_norm l2_norm_grad_global grads_norm norm",
-    "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd {USUAL_NAMES['lr']}",
+    "lr": f"lr learning_rate optim_lr lr_group_0 learning_rate_group_0 lr_adamw lr_adam lr_sgd "
+    f"lr_decoupledadamw_group0 lr_adamw_group0 lr_decoupledlionw_group0 {USUAL_NAMES['lr']}",
     "tokens": f"{USUAL_NAMES['D']} num_input_tokens_seen n_tokens_seen total_tokens_seen",
     "tokens_per_s": "throughput_tps tokens_per_s tokens_per_sec tokens_per_second tps tok_sec tok_s toks_per_sec "
     "device_tps train_tokens_per_second",
@@ -34,7 +35,9 @@ LOG_NAMES = {
     "time": "_timestamp timestamp wall_time",
 }  # fmt: skip
 HELD_OUT = re.compile(r"val|eval|test|dev|held|hold|final")  # words of a loss that is not the training's
-HELD_OUT_SET = re.compile(r"(?:.*/)?(?:eval|val|valid|validation|test)/.*\b(?:ce ?loss|loss|nll)", re.IGNORECASE)
+HELD_OUT_SET = re.compile(
+    r"(?:.*/)?(?:eval|val|valid|validation|test)/.*(?:\b(?:ce ?loss|loss|nll)|cross ?entropy)", re.IGNORECASE
+)
 GROUPS = re.compile(
     r"^(?:(?:metrics?|train(?:er|ing)?|optim(?:izer)?|throughput|perf|stats|progress|log)[./:])+", re.IGNORECASE
 )

@@ -4,9 +4,11 @@ Trackers that write events (`{"event": "log", "step": …, "metrics": {…}}`, a
 and what an event says once (hparams, config, summary) as config.
 """
 
+import gzip
 import io
 import math
 import pathlib
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,27 +29,39 @@ from scalelab.untrusted.files import read_bytes
 MOST_LOG_BYTES = 2**30
 MOST_COLUMNS = 2000
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+PACKED = ".gz"
 ONCE = ("config", "hparams", "hyperparameters", "args", "summary")  # keys of objects that a log holds once
+
+
+def kind_of(path: pathlib.Path) -> str:
+    """The suffix that tells the format: `.jsonl` of log.jsonl and of log.jsonl.gz; "" if no log has it."""
+    kind = pathlib.Path(path.stem).suffix if path.suffix == PACKED else path.suffix
+    return kind if kind in SUFFIXES and (kind, path.suffix) != (".parquet", PACKED) else ""
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The name of a run after its log's file: `a` of a.jsonl and of a.jsonl.gz."""
+    return pathlib.Path(path.stem).stem if path.suffix == PACKED else path.stem
 
 
 def read_lines(path: pathlib.Path) -> ForeignRun:
     """Read a log of rows. BadInput for a file without a column of numbers."""
-    if path.name.endswith((".jsonl", ".ndjson")):
+    if kind_of(path) in (".jsonl", ".ndjson"):
         columns, texts, config, notes = _read_json_lines(path)
         form = "JSON lines"
     else:
         (columns, texts), config, notes = columns_of_rows(read_raw_rows(path)), {}, ()
-        form = path.name.rpartition(".")[2].upper() if path.suffix != ".parquet" else "parquet"
+        form = kind_of(path)[1:].upper() if path.suffix != ".parquet" else "parquet"
     if not columns:
         raise BadInput(f"{str(path)!r} has no column of numbers")
-    return ForeignRun(path.stem, form, [path], columns, config, texts, notes=notes)
+    return ForeignRun(name_of(path), form, [path], columns, config, texts, notes=notes)
 
 
 def _read_json_lines(
     path: pathlib.Path,
 ) -> tuple[dict[str, Column], dict[str, list[Any]], dict[str, Any], tuple[str, ...]]:
     """(columns, texts, config, notes) of a file of objects: by pyarrow, or line by line where it is not strict JSON."""
-    data = read_bytes(path, MOST_LOG_BYTES, follow=True)
+    data = _read_log(path)
     if not data.strip():
         raise BadInput(f"{str(path)!r} is empty")
     fast = _read_by_arrow(data)
@@ -77,6 +91,21 @@ def _read_json_lines(
             raise BadInput(f"{str(path)!r}, line {number} has {len(flat):,} values; at most {MOST_COLUMNS:,} are read")
         rows.append(flat)
     return *columns_of_rows(rows), config, notes
+
+
+def _read_log(path: pathlib.Path) -> bytes:
+    """The bytes of a log, unpacked if it is .gz. BadInput for damage, and for more than are read."""
+    data = read_bytes(path, MOST_LOG_BYTES, follow=True)
+    if path.suffix != PACKED:
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            data = packed.read(MOST_LOG_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{str(path)!r} can't be unpacked: {error}") from None
+    if len(data) > MOST_LOG_BYTES:
+        raise BadInput(f"{str(path)!r} unpacks to more than the {MOST_LOG_BYTES:,} bytes that are read")
+    return data
 
 
 def _read_by_arrow(data: bytes) -> tuple[dict[str, Column], dict[str, list[Any]]] | None:

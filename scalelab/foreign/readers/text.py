@@ -5,6 +5,8 @@ step:125/1770 val_loss:4.5726 train_time:18245ms       250 train 3.281          
 iteration: 10 / 500 | consumed_tokens: 2.62M | lm_loss: 9.1 | lr: 3e-05 | grad_norm: 1.2          (nanotron)
 step: 10  loss: 8.13  grad_norm: 1.57  tps: 3,386                                                 (torchtitan)
 [step=10/1000] and below it lines of `    train/CE loss=9.1`                                      (OLMo-core)
+[batch=10/1000]: and below it lines of `     Train loss/train/total: 9.1`                           (composer)
+s:250 tel:3.2841    s:251 trl:3.3120 lr:0.000600 norm:0.41                                          (llm.c)
 """
 
 import math
@@ -30,8 +32,11 @@ NAMED = re.compile(rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:
                    rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]?\s*({NUMBER})(?:ms|s|%|GiB|GB)\b|"
                    rf"((?:train |val |valid |eval )?(?:loss|ppl|lr|norm|grad_norm))\s+({NUMBER})()")  # fmt: skip
 SHORT = re.compile(rf"(\d+) (train|val) ({NUMBER})\s*")
-HEAD = re.compile(r"\[step=\d+[^\]]*\]\s*$")  # OLMo-core's, above a block of values
-BLOCK = re.compile(rf"\s+([A-Za-z][^=]{{0,120}})=({NUMBER})([KMBT]?)\s*")
+BRIEF = re.compile(rf"s:(\d+)((?: [a-z]+:{NUMBER})+)\s*")  # llm.c's
+BRIEF_NAMES = {"tel": "val loss", "trl": "train loss", "eval": "hellaswag"}
+HEAD = re.compile(r"\[(?:step|batch)=(\d+)(?:/(\d+))?[^\]]*\]:?\s*$")  # above a block of values
+EVAL_HEAD = re.compile(r"\[Eval batch=\d+/\d+\]")  # composer's: batches of the evaluation, not steps
+BLOCK = re.compile(rf"\s+(?:(?:Train|Eval) )?([A-Za-z][^=]{{0,120}}?)(?:=|: )({NUMBER})([KMBT]?)\s*")
 MULTIPLIERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 FACTS = {  # what a log says once, and the config key it becomes
     "params": re.compile(r"number of parameters:\s*([\d.,]+)([KMBT]?)"),
@@ -61,7 +66,7 @@ def read_text_log(path: pathlib.Path) -> ForeignRun:
 
 def parse_lines(text: str) -> tuple[list[dict[str, float]], int]:
     """(rows of `step` and the values of each line that has both, the planned steps or 0)."""
-    rows, planned, block = list[dict[str, float]](), 0, dict[str, float]()
+    rows, planned, step, block = list[dict[str, float]](), 0, 0.0, dict[str, float]()
     for line in text.splitlines():
         if len(line) > LONGEST_LINE:
             continue
@@ -74,8 +79,16 @@ def parse_lines(text: str) -> tuple[list[dict[str, float]], int]:
         block = {}
         if match := SHORT.fullmatch(line):
             rows.append({"step": float(match[1]), f"{match[2]} loss": _number(match[3])})
+        elif match := BRIEF.fullmatch(line):
+            pairs = [pair.split(":") for pair in match[2].split()]
+            rows.append({"step": float(match[1])} | {BRIEF_NAMES.get(k, k): _number(v) for k, v in pairs})
+        elif match := HEAD.search(line):
+            planned, step = int(match[2]) if match[2] else planned, float(match[1])
+            block = {"step": step}
+        elif EVAL_HEAD.search(line):
+            block = {"step": step}
         elif match := STEP.search(line):
-            values = {} if HEAD.search(line) else _values(line[match.end() :])
+            values = _values(line[match.end() :])
             planned = int(match[2].replace(",", "")) if match[2] else planned
             block = {"step": _number(match[1])}
             if values:

@@ -1,11 +1,15 @@
-"""W&B: an offline run's folder or `.wandb` file, and an export (history as JSON lines, CSV or parquet; config).
+"""W&B: an offline run's folder or `.wandb` file, an export (history as JSON lines, CSV or parquet; config), and a
+chart's CSV of several runs, whose columns are `RUN - METRIC`, each with its __MIN and __MAX.
 
 Numbers of fields are those of the message Record in wandb.proto.wandb_internal_pb2 (wandb 0.31.0).
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from scalelab.errors import BadInput
 from scalelab.foreign.readers import configs, wire
@@ -104,3 +108,22 @@ def read_export(folder: pathlib.Path, history: Sequence[pathlib.Path]) -> Foreig
         rows: list[Mapping[str, Any]] = [dict(flatten_values(content))]
         columns = {key: each for key in rows[0] if (each := column_of_cells([rows[0][key]])) and each.present.any()}
     return ForeignRun(folder.name, "W&B export", used, columns, config, texts, state)
+
+
+def split_chart(run: ForeignRun) -> list[ForeignRun]:
+    """The runs of a chart's CSV, in order of their columns; [] for another file."""
+    drawn = [name for name in run.columns if {name + end for end in ("__MIN", "__MAX")} <= run.columns.keys()]
+    by_run: dict[str, dict[str, str]] = {}
+    for name in drawn:
+        label, dash, metric = name.rpartition(" - ")
+        if dash:
+            by_run.setdefault(label, {})[metric] = name
+    ends = ("", "__MIN", "__MAX")
+    shared = [name for name in run.columns if not any(name == each + end for each in drawn for end in ends)]
+    runs = []
+    for label, metrics in by_run.items():
+        columns = {metric: run.columns[name] for metric, name in metrics.items()}
+        rows = np.flatnonzero(np.any([each.present for each in columns.values()], axis=0))
+        part = dataclasses.replace(run, columns={**{name: run.columns[name] for name in shared}, **columns}, texts={})
+        runs.append(dataclasses.replace(part.at_rows(rows, label), form="the CSV of a W&B chart"))
+    return runs
