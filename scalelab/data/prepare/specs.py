@@ -17,7 +17,7 @@ from scalelab.data.read import archives, delimited, megatron, text, tfdsets, tok
 from scalelab.data.read.files import PACKED_ENDINGS
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.selection import EVERYTHING, Selection, split_spec
-from scalelab.data.read.tables import arrow, parquet
+from scalelab.data.read.tables import arrow, json_array, parquet
 from scalelab.data.sources import remote
 from scalelab.data.sources.paths import file_kind, list_files, source_name
 from scalelab.errors import BadInput
@@ -147,7 +147,7 @@ def part_notes(part: SourcePart, text_key: str = "text") -> Iterator[str]:
     unsplit = [
         path
         for kind, path in files
-        if kind in ("tar", "csv") or (kind in ("text", "jsonl") and path.endswith(PACKED_ENDINGS))
+        if kind in ("tar", "csv", "json array") or (kind in ("text", "jsonl") and path.endswith(PACKED_ENDINGS))
     ]
     large = [path for path in unsplit if os.path.getsize(path) > UNIT_BYTES[1]]
     if large:
@@ -197,6 +197,7 @@ def document_content(document: bytes | np.ndarray) -> bytes:
 DOCUMENT_READERS: dict[str, tuple[Callable, Callable]] = {
     "text": (text.split_text, text.text_documents),
     "jsonl": (text.split_json_lines, text.json_documents),
+    "json array": (json_array.split_json_array, json_array.array_documents),
     "csv": (delimited.split_csv, delimited.csv_documents),
     "parquet": (parquet.split_parquet, parquet.parquet_documents),
     "parquet ids": (parquet.split_parquet, parquet.parquet_documents),

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalelab.data.read import archives, delimited, foreign, megatron
 from scalelab.data.read.files import inner_name
-from scalelab.data.read.tables import arrow, columns, parquet
+from scalelab.data.read.tables import arrow, columns, json_array, parquet
 from scalelab.errors import BadInput, nearest_hint
 
 
@@ -73,7 +73,7 @@ def file_kind(path: str, key: str = "text") -> str:
     if archives.is_tar(path):
         return "tar"
     if inner.endswith(archives.JSON_ENDINGS):
-        return "jsonl"
+        return "json array" if json_array.is_json_array(path) else "jsonl"
     if path.endswith(".bin"):
         return "megatron" if os.path.isfile(megatron.index_path(path)) else "tokens"
     if path.endswith(".npy"):
