@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import formats, live, reference
-from scalelab.diagnose.checks.course import alarms, spikes
+from scalelab.diagnose.checks.course import alarms, learning, spikes
 from scalelab.diagnose.checks.leaves import experts, measured, moved, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.logged import lines as whole_lines
@@ -51,6 +51,7 @@ FAMILIES = (
     betas,
     alarms,
     spikes,
+    learning,
 )
 # Lines of the contract: the folders of `checks/`, in the order in which a run is asked.
 LINES = ("code", "leaves", "read", "logged", "state", "settings", "course")

@@ -113,6 +113,7 @@ CAUSES = {
     "schedule_invalid": "the LR is not finite, or negative",
     "edge_of_stability": "the loss is too curved for the LR",
     # course
+    "not_learning": "the loss stands still",
     "spike_benign": "the loss jumped, and came back",
     "spike_growing": "the loss rose, and did not come back",
     "climbing": "the gradient norm climbs over thousands of steps",
@@ -142,7 +143,15 @@ OTHER_STEPS = (
 )
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
-    "lr_too_high": (*BLOW_UP, "leaf_out_of_scale", "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
+    "lr_too_high": (
+        *BLOW_UP,
+        "not_learning",
+        "leaf_out_of_scale",
+        "decay_wrong",
+        "init_wrong",
+        "bad_resume",
+        "bit_flip",
+    ),
     "warmup_too_short": (*BLOW_UP, "init_wrong"),
     "schedule_invalid": (*BLOW_UP, "lr_too_high"),
     "schedule_wrong": (*SPIKES, *LOGITS, *NUMBERS, "lr_too_high", "warmup_too_short"),
