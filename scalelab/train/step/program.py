@@ -173,7 +173,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
         advance=lambda states, batches, n: _one_by_one(advance, states, batches, n, traced),
         evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
         separate=list,
-        join=lambda states: [state_lib.move_moments(static, state) if on_host else state for state in states],
+        join=lambda states: [state_lib.move_moments(static, state) if on_host else _commit(state) for state in states],
     )
 
 
