@@ -53,7 +53,6 @@ pytest = .venv/bin/python -m pytest -n 3 --dist worksteal  # a third worker has 
 test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every room and every promise of the README
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/python -m tests.claims
 	@echo "mypy in the background: what it says stands below the tests' lines"; \
 	.venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
 	$(pytest) -m 'not full and $(others)'; tests=$$?; \
