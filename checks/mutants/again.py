@@ -1,4 +1,4 @@
-"""The mutants that a test noticed, each against that test alone: does the part of the suite it is in now notice it still?"""
+"""The mutants that a test noticed, each against that test alone, in whichever part of the suite that is now."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from checks.mutants.run import PARTS, list_tests, try_mutant, write_page
 
 
 def run_again(clone: pathlib.Path, out: pathlib.Path, seconds: int) -> None:
-    """Adds to the results in `out` what each noticing test says of its mutant in the clone; others stand as they were."""
+    """Adds to the results in `out` what each noticing test says of its mutant in the clone; the others stay."""
     os.environ["PYTHONPATH"] = str(clone.resolve())  # a .venv that is a link has another checkout installed
     kept: dict[str, Any] = json.loads((out / "mutants.json").read_text())
     parts, mutants, verdicts = {name: list_tests(clone, marks) for name, marks in PARTS.items()}, read_mutants(), {}
