@@ -178,7 +178,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
 
 
 def _commit(state: TrainState) -> TrainState:
-    """A new state as one from a checkpoint is: its arrays are bound to their device, so both run one compiled program."""
+    """Bind a new state's arrays to their device, as those of a checkpoint are: both then run one compiled program."""
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), state)
 
 
