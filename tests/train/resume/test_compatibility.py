@@ -175,6 +175,7 @@ def test_a_group_allows_its_keys_and_what_names_nothing_is_refused(run):
         train_single(config(), run, allow=["optim.peak_lr"])
 
 
+@pytest.mark.full
 def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
     before = contents(run)
     with pytest.raises(BadInput, match=r"run.params.embed.w: float32\[256,8\], now float32\[256,16\]"):
