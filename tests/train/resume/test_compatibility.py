@@ -2,6 +2,7 @@
 
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -155,6 +156,18 @@ def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_l
     assert train_single(config(train__steps=5), run, allow=[key, "train.steps"])["resumed_from"] == 4
     (event,) = events(run, "config_change")
     assert event["step"] == 4 and event["allowed"] == [key] and f"{key}: {value} -> " in event["text"]
+
+
+def test_a_run_that_goes_on_takes_the_program_of_its_start(run, caplog):
+    """A restored state has the places of a new one, so that jax neither lowers nor compiles anything for it."""
+
+    def heard(x):
+        return x + 1
+
+    with jax.log_compiles():
+        jax.jit(heard)(1.0)
+        assert train_single(config(train__steps=6), run, allow=["train.steps"])["resumed_from"] == 4
+    assert "heard" in caplog.text and "many_steps" not in caplog.text and "evaluation_values" not in caplog.text
 
 
 def test_what_is_allowed_goes_on_and_is_recorded(run):

@@ -23,7 +23,6 @@ from scalelab.testing import check_block
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.update.per_layer.backward import measure_gradient
-from tests.quick import one_in
 from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import batches, init, relative, setting, step
 
