@@ -4,8 +4,6 @@
     reach CLONE           put a probe into each line of a clone: its tests then note which of them run the line
     run CLONE REACHED     change one line after the other in a clone and run the tests that reach it: those of `make
                           test`, then the others of `make test-all`; writes checks/results/mutants.*
-    again CLONE           change the lines that a test noticed once more, and run that test alone: minutes, where `run`
-                          takes hours; adds to checks/results/mutants.*
 
 The list is committed before a test is touched, so that no test is written for it. `run` finds a line again by its text,
 wherever it went; one that was rewritten is listed as gone.
@@ -16,7 +14,6 @@ import json
 import pathlib
 import sys
 
-from checks.mutants.again import run_again
 from checks.mutants.clone import LIST
 from checks.mutants.pick import pick_mutants
 from checks.mutants.reach import put_probes, read_reached
@@ -31,16 +28,14 @@ def main(arguments: list[str] | None = None) -> None:
     parts.add_parser("pick")
     reach = parts.add_parser("reach")
     run = parts.add_parser("run")
-    again = parts.add_parser("again")
-    for part in (reach, run, again):
+    for part in (reach, run):
         part.add_argument("clone", type=pathlib.Path, help="a clone with a .venv of its own; it is edited")
     run.add_argument("reached", type=pathlib.Path, help="the file that the probes wrote")
     run.add_argument("--times", type=pathlib.Path, help="lines [test, CPU seconds]: the cheapest run first")
-    for part in (run, again):
-        part.add_argument("--out", type=pathlib.Path, default=RESULTS)
-        part.add_argument(
-            "--seconds", type=int, default=900, help="of one part and mutant; what is not done then has not failed"
-        )
+    run.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    run.add_argument(
+        "--seconds", type=int, default=900, help="of one part and mutant; what is not done then has not failed"
+    )
     options = parser.parse_args(arguments)
     if options.part == "pick":
         if LIST.exists():
@@ -48,8 +43,6 @@ def main(arguments: list[str] | None = None) -> None:
         LIST.write_text(json.dumps(pick_mutants(), indent=1) + "\n")
     elif options.part == "reach":
         put_probes(options.clone)
-    elif options.part == "again":
-        run_again(options.clone, options.out, options.seconds)
     else:
         run_mutants(options.clone, read_reached(options.reached), options)
 

@@ -92,22 +92,13 @@ def write_page(folder: pathlib.Path, results: dict[str, Any], facts: dict[str, A
     (folder / "mutants.json").write_text(json.dumps(facts | {"mutants": results}, indent=1) + "\n")
     mutants, verdicts = read_mutants(), [verdict for verdict, _ in results.values()]
     counts = ", ".join(f"{verdicts.count(name)} by {name}" for name in (*PARTS, "none"))
-    again = facts.get("again", {"mutants": {}})
-    told = [verdict for verdict, _ in again["mutants"].values()]
-    repeated = (
-        f"\nAgain at commit {again['commit']}, each of those against the test that had noticed it: "
-        + ", ".join(f"{told.count(name)} by {name}" for name in (*PARTS, "none"))
-        + ".\n"
-        if told
-        else ""
-    )
     page = f"""# Which part of the suite notices a wrong line
 
 `python -m checks.mutants run` at commit {facts["commit"]}: each change of checks/mutants/mutants.json against the tests
 that reach its line, those of `make test` first, then the others of `make test-all`.
 
 Noticed: {counts}; {verdicts.count("not done")} not done in time, {verdicts.count("gone")} gone, of {len(mutants)}.
-{repeated}
+
 | line | change | noticed by | test |
 |---|---|---|---|
 """
