@@ -44,12 +44,22 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
 def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
     """Remove modules that hide a module of `folders` and come from another user folder; returns them."""
     hiding = set()
-    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab"}:
+    present = {entry.partition(".")[0] for folder in folders for entry in _list_folder(folder)}
+    for name in (present & sys.modules.keys()) - {"scalelab"}:
         origin = _folder_of(sys.modules.get(name))
         if origin in users:
             holders = _holders(folders, name)
             hiding |= {name} if holders and holders[0] != origin else set()
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in hiding}
+    names = [name for name in sys.modules if name.partition(".")[0] in hiding] if hiding else []
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _list_folder(folder: str) -> list[str]:
+    """Names in a folder; none if it can't be read, as Python's import has it."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _holders(folders: Sequence[str], name: str) -> list[str]:
@@ -60,7 +70,7 @@ def _holders(folders: Sequence[str], name: str) -> list[str]:
 
 def _store_modules(folders: set[str], before: set[str]) -> None:
     """Move modules imported from `folders` since `before` out of sys.modules, for `allow_imports_from` to put back."""
-    for name in [name for name in sys.modules if name.partition(".")[0] not in before]:
+    for name in [name for name in sys.modules.keys() - before if name.partition(".")[0] not in before]:
         origin = _folder_of(sys.modules.get(name.partition(".")[0]))
         if origin in folders:
             _loaded.setdefault(origin, {})[name] = sys.modules[name]

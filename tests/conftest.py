@@ -9,6 +9,7 @@ import tempfile
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests import compiled, processes
 from tests.budget import (  # noqa: F401 (hooks)
@@ -51,6 +52,9 @@ if first_process:
 
 gc.set_threshold(20_000, 20, 20)  # tracing makes many small objects: the collector's 5 % of the time become 1
 hypothesis.settings.load_profile("ci")  # the same examples each time, and none too slow on a busy machine
+# It would parse every loaded module for constants to try: a second of CPU in each worker, and examples that depend on
+# what else a worker has loaded. It has no setting for this.
+providers._get_local_constants = lambda: providers._local_constants
 processes.watch_processes()
 
 

@@ -203,6 +203,7 @@ def as_on(run, place, devices, shift):
     return place
 
 
+@pytest.mark.full
 def test_another_number_of_devices_has_a_floor_of_its_own(studies, tmp_path, capsys):
     shutil.copytree(studies / "a/runs", tmp_path / "runs")
     one = tmp_path / "runs/0"

@@ -92,7 +92,8 @@ def test_what_is_meant_can_be_in_the_config_and_changes_no_digest(run, capsys):
     assert config_lib.identity(plain) == config_lib.identity(meant)
 
 
-def test_unknown_causes_are_refused_with_the_nearest_name(run, tmp_path, capsys):
+def test_unknown_causes_are_refused_with_the_nearest_name(tmp_path, capsys):
+    run = tmp_path / "run"  # it is not opened
     for words, error in (
         (
             ["diagnose", run, "--accept=lr_to_high"],

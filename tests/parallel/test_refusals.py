@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-from scalelab.parallel.rules import NO_LIBRARY_FLAG
+from scalelab import config as config_lib
+from scalelab.configs import tiny
+from scalelab.errors import BadInput
+from scalelab.parallel.rules import NO_LIBRARY_FLAG, check_layout
 from scalelab.record import records
 from tests.quick import one_in
 from tests.train.resume.test_compatibility import SMALL
@@ -156,10 +159,11 @@ def arguments(case: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory) -> dict[str, dict]:
-    """What the command says to each case, on eight devices, one after the other in one process."""
+def answers(tmp_path_factory, request) -> dict[str, dict]:
+    """What the command says to each case of this session, on eight devices, one after the other in one process."""
     place = tmp_path_factory.mktemp("cases")
-    cases = [*REFUSED, TOLD]
+    asked_here = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    cases = [*(case for case in REFUSED if {"case": case} in asked_here), TOLD]
     asked = [(str(place / str(i)), arguments(case)) for i, case in enumerate(cases)]
     flags = os.environ.get("XLA_FLAGS", "").replace(NO_LIBRARY_FLAG, "")  # one of the refusals names it as a way out
     env = os.environ | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8"}
@@ -178,6 +182,15 @@ def test_it_is_refused_in_one_line_that_names_both_numbers_and_nothing_is_compil
     (line,) = answer["said"].strip().splitlines()
     assert all(part in line for part in REFUSED[case]), line
     assert not os.path.exists(f"{answer['folder']}/config.json")
+
+
+def test_several_processes_are_refused_a_mesh_of_one_device(monkeypatch):
+    """Each would train the whole run alone, and write it into the same folder."""
+    one = config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), SMALL)))
+    check_layout(one, one.layout)
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    with pytest.raises(BadInput, match="a mesh of one device for 2 processes"):
+        check_layout(one, one.layout)
 
 
 def test_what_fsdp_leaves_whole_is_told_and_stands_in_the_logbook(answers):

@@ -169,12 +169,17 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
     on_host = static.moments_on_host
 
     return Program(
-        init=lambda: [init(h) for h in traced],
+        init=lambda: [_commit(init(h)) for h in traced],
         advance=lambda states, batches, n: _one_by_one(advance, states, batches, n, traced),
         evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
         separate=list,
-        join=lambda states: [state_lib.move_moments(static, state) if on_host else state for state in states],
+        join=lambda states: [state_lib.move_moments(static, state) if on_host else _commit(state) for state in states],
     )
+
+
+def _commit(state: TrainState) -> TrainState:
+    """Bind a new state's arrays to their device, as those of a checkpoint are: both then run one compiled program."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding), state)
 
 
 def spread_trials(trials: int, devices: int) -> tuple[int, int]:

@@ -45,6 +45,7 @@ def test_a_row_that_is_off_is_named_and_no_other(findings, capsys):
     assert "2 of 20 rows, the farthest by " in result["text"] and result["text"].endswith("look at these runs")
 
 
+@pytest.mark.full
 def test_seeds_of_equal_losses_are_no_copies_where_rounding_explains_them(findings):
     N, D, loss = study(QUICKSTART_LIKE, 0.0, 0, 6)
     N, D, loss = (np.repeat(each, 2) for each in (N, D, loss))

@@ -39,6 +39,7 @@ def refused(capsys, path, *argv):
     return line
 
 
+@pytest.mark.full
 def test_active_and_total_parameters_are_asked_about_and_chosen_by_name(capsys, tmp_path):
     path = written(tmp_path, active_params=ACTIVE, total_params=8 * ACTIVE, tokens=D, loss=LOSS)
     line = refused(capsys, path)

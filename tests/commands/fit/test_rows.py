@@ -279,6 +279,7 @@ def test_runs_of_several_lengths_share_the_name_of_their_size(column):
     assert fitted.problem.points == 15 and not fitted.excluded
 
 
+@pytest.mark.full
 def test_merged_cells_of_a_spreadsheet_are_filled_and_said(capsys, tmp_path):
     full = write(tmp_path / "t.csv", "Run,Params,Tokens,Loss", (row[:4] for row in runs()))
     rows = [(run, N, D, loss) if step == 250 else ("", "", D, loss) for run, N, D, loss, step in runs()]

@@ -64,6 +64,7 @@ def test_a_german_table_gives_the_plain_tables_numbers(capsys, tmp_path, params)
     assert f"'{rows[0][0]}' read as {N[0]} in column 'Model Size': {len(N)} cells" in result["read_as"][1]
 
 
+@pytest.mark.full
 def test_suffixes_tabs_and_gzip(capsys, tmp_path, params):
     rows = [(f"{n / 1e6!r}M", f"{d!r}", loss) for n, d, loss in PLAIN[1:]]
     path = tmp_path / "runs.tsv.gz"
@@ -124,6 +125,7 @@ def test_odd_units_are_questioned_and_mended_by_columns(capsys, tmp_path, params
     assert not [finding for finding in mended["design"] if finding["kind"] == "units"]
 
 
+@pytest.mark.full
 def test_flops_of_other_units_are_shown_and_in_json(capsys, tmp_path):
     rows = [(*PLAIN[0], "compute"), *((n, d, loss, 6 * n * d / 1e15) for n, d, loss in PLAIN[1:])]
     (tmp_path / "t.csv").write_text(text_of(rows))

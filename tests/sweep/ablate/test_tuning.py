@@ -52,6 +52,7 @@ def tune(study, surfaces):
     return tuning.tune_sides(study, train)
 
 
+@pytest.mark.full
 def test_both_sides_get_as_many_trials_and_find_their_optimum(study):
     losses = tune(study, {"plain": surface(4e-3), "muon": surface(0.15)})  # muon's lies two octaves beyond its grid
     numbers = {cell: len(tried) for cell, tried in losses.items()}

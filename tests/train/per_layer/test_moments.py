@@ -57,6 +57,7 @@ def fetches(jaxpr):
             yield from fetches(part)
 
 
+@pytest.mark.full
 def test_the_planner_moves_them_out():
     layered = both(**{"optim.name": "adamw"})[1]
     host, h100 = dataclasses.replace(layered, moments="pinned_host"), load_machine("h100")

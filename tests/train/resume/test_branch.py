@@ -296,6 +296,7 @@ def test_of_a_wsd_that_decays_they_are_refused_with_the_command_that_does_it(tmp
     assert result["params_digest"] == planned["params_digest"] and run.schedule.decay_steps == 4
 
 
+@pytest.mark.full
 def test_a_warmup_that_followed_from_the_length_stays_and_is_told(tmp_path):
     derived = {"schedule__name": "constant", "schedule__warmup_steps": None, "schedule__warmup_share": 0.5}
     heard = []

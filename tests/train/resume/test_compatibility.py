@@ -2,6 +2,7 @@
 
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -157,6 +158,18 @@ def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_l
     assert event["step"] == 4 and event["allowed"] == [key] and f"{key}: {value} -> " in event["text"]
 
 
+def test_a_run_that_goes_on_takes_the_program_of_its_start(run, caplog):
+    """A restored state has the places of a new one, so that jax neither lowers nor compiles anything for it."""
+
+    def heard(x):
+        return x + 1
+
+    with jax.log_compiles():
+        jax.jit(heard)(1.0)
+        assert train_single(config(train__steps=6), run, allow=["train.steps"])["resumed_from"] == 4
+    assert "heard" in caplog.text and "many_steps" not in caplog.text and "evaluation_values" not in caplog.text
+
+
 def test_what_is_allowed_goes_on_and_is_recorded(run):
     result = train_single(config(train__seed=3, train__steps=6), run, allow=["train.seed", "train.steps"])
     assert (result["resumed_from"], result["final_step"]) == (4, 6)
@@ -175,6 +188,7 @@ def test_a_group_allows_its_keys_and_what_names_nothing_is_refused(run):
         train_single(config(), run, allow=["optim.peak_lr"])
 
 
+@pytest.mark.full
 def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
     before = contents(run)
     with pytest.raises(BadInput, match=r"run.params.embed.w: float32\[256,8\], now float32\[256,16\]"):

@@ -121,6 +121,7 @@ def test_the_guarantee_of_each_backend_and_mesh(tmp_path, case, name, why):
     assert result["guarantee"] == name and why in result["why"]
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_with_other_cores_says_so_for_good(tmp_path, monkeypatch):
     folder, cores = tmp_path / "run", len(os.sched_getaffinity(0))
 

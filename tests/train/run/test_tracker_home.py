@@ -9,7 +9,6 @@ from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run.trackers import sinks
 from tests.quick import one_in
-from tests.train.runs import SMALL
 
 CONFIG = """
 from scalelab.configs import tiny
@@ -17,7 +16,8 @@ from scalelab.configs import tiny
 def get_config():
     config = tiny.get_config()
     config.schedule.name, config.log.sinks = "constant", "ids:kept"
-    config.model.n_layers, config.train.steps, config.train.steps_per_dispatch = 1, 2, 2
+    config.model.n_layers, config.model.n_heads, config.model.d_model, config.model.seq_len = 1, 2, 8, 16
+    config.train.global_batch, config.train.steps, config.train.steps_per_dispatch, config.eval.batches = 2, 2, 2, 1
     return config
 """
 SINK = """
@@ -46,7 +46,7 @@ def project(tmp_path_factory):
 
 
 def train(project, folder, steps):
-    return main(["train", f"--config={project}/c.py", f"--workdir={folder}", *SMALL, f"--config.train.steps={steps}"])
+    return main(["train", f"--config={project}/c.py", f"--workdir={folder}", f"--config.train.steps={steps}"])
 
 
 def copied(project, name):

@@ -23,7 +23,6 @@ from scalelab.testing import check_block
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.update.per_layer.backward import measure_gradient
-from tests.quick import one_in
 from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import batches, init, relative, setting, step
 
@@ -79,7 +78,8 @@ def test_losses_of_blocks_are_in_the_objective_over_tokens_that_count():
     assert (sums.block[COUNTS]["choices"].sum(axis=1) == (tokens[:, 1:] >= 0).sum()).all()
 
 
-@pytest.mark.parametrize("changes", one_in(2, [{"accumulate": 2, "remat": "full"}, {"accumulate": 8}]), ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("changes", [{"accumulate": 2, "remat": "full"}, {"accumulate": 8}], ids=str)
 def test_they_are_the_same_in_micro_batches(changes):
     static, params, tokens, sums, grads = whole()
     split = dataclasses.replace(static, accumulate=changes["accumulate"])
