@@ -87,8 +87,8 @@ def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.n
     """
     given = {name: np.asarray(values, float) for name, values in table.items() if is_numeric(values)}
     if "N" in given and "D" in given and given["N"].shape == given["D"].shape:
-        given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
-        with np.errstate(all="ignore"):  # a zero is refused below, by name
+        with np.errstate(all="ignore"):  # a zero, and a product that is too large, are refused below, by name
+            given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
             given.setdefault("M", given["D"] / given["N"])
     wanted = (*law.columns, law.target)
     if missing := [name for name in wanted if name not in given]:

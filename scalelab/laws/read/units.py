@@ -109,7 +109,8 @@ def _question_count(name: str, values: np.ndarray) -> str:
 
 
 def _question_flops(columns: Columns, flops: np.ndarray) -> list[str]:
-    ratio = float(np.median(flops / (FLOPS_PER_PARAM_TOKEN * columns["N"] * columns["D"])))
+    logs = np.log(flops) - np.log(FLOPS_PER_PARAM_TOKEN) - np.log(columns["N"]) - np.log(columns["D"])
+    ratio = float(np.exp(np.clip(np.median(logs), -600, 600)))  # a damaged N or D may be as large as floats go
     if 1 / FLOPS_OFF <= ratio <= FLOPS_OFF:
         return []
     unit, size = min(FLOP_UNITS.items(), key=lambda each: abs(np.log(ratio * each[1])))
