@@ -99,8 +99,11 @@ def _choose_blocks(
         for column in columns:
             _check_block(column, lines, header, names, table)
         return columns, [f"runs of a budget are paired by {', '.join(columns)}, as --block says"]
-    budgets = distinct_budgets([row["C"] for row in rows if row["side"] == baseline and row.get("C")] or [1.0])
-    places = [nearest_budget(row["C"], budgets) if row.get("C") else None for row in rows]
+    flops = [max(0.0, row.get("C") or 0.0) for row in rows]  # others than positive ones are refused by `multiplier`
+    budgets = distinct_budgets(
+        [C for C, row in zip(flops, rows, strict=True) if row["side"] == baseline and C] or [1.0]
+    )
+    places = [nearest_budget(C, budgets) if C else None for C in flops]
     texts = _shared_columns(lines, rows, header, names)
     columns = find_blocks([row["side"] for row in rows], places, texts, baseline)
     notes = _warn_of_tuned(lines, rows, places, columns, header)

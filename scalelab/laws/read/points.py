@@ -13,6 +13,7 @@ from scalelab.laws.law.law import Law, logs_of
 from scalelab.laws.solve.problem import Columns
 
 SAME_VALUE = 0.01  # steps are whole numbers, so runs of equal N and D differ by less
+LARGEST = 1e100  # powers of what lies beyond it, or below its inverse, are no floats
 WIDEST_VALUE = 0.05
 ONE_SHARE = 1.1  # active parameters as shares of all that differ by less than this factor are one share
 K = FLOPS_PER_PARAM_TOKEN
@@ -136,6 +137,9 @@ def check_positive(**columns: ArrayLike) -> list[np.ndarray]:
         bad = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
         if len(bad):
             raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
+        far = np.flatnonzero((value < 1 / LARGEST) | (value > LARGEST))
+        if len(far):
+            raise BadInput(f"{name}[{far[0]}] = {value[far[0]]:g}: no run has that; was the table damaged?")
     return list(arrays.values())
 
 
