@@ -15,7 +15,7 @@ from scalelab.laws.use.multiplier.verdict import critical_value, errors_of_t, ju
 BEYOND = 3.0
 MOST_SEEDS = 8  # further pairs at one rung that are considered
 USUAL_DISCREPANCY = (0.01, 0.01)  # bend and jumps beside the line, before any is measured
-BORROWED = 0.5  # of a degree of freedom at another rung, in the noise of a rung
+BORROWED = 0.2  # of a degree of freedom at another rung: what intervals of 4 x 2 to 5 x 5 equal rungs show
 
 
 def target_error(
