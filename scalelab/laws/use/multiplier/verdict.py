@@ -137,7 +137,7 @@ def two_sided_widening(errors: np.ndarray, region: float, level: float) -> float
     the region that doesn't matter. The factor is 1 where it is wide, and that of 95 % where it is narrow.
     """
     sizes = np.sort(np.abs(errors))
-    single = float(np.quantile(sizes, level))
+    single = float(sizes[int(level * len(sizes))])
     if not 0 < single < math.inf:
         return 1.0
     near, far = (1 - np.searchsorted(sizes, sizes + shift) / len(sizes) for shift in (0.0, 2 * region))
