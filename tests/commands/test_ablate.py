@@ -33,7 +33,7 @@ def judge(table, *options):
 
 
 def test_a_table_gets_a_verdict_in_text_and_json(tmp_path, capsys):
-    table = write_table(tmp_path / "runs.csv")
+    table = write_table(tmp_path / "runs.csv", wobble=0.001)
     assert judge(table, "--target-flops=1e13") == 0
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith("muon: adopt: 1.")
@@ -97,7 +97,10 @@ def test_tables_that_cannot_be_judged(tmp_path, capsys):
     lines = table.read_text().splitlines()
     for change, message in (
         ([*lines, lines[1]], "two runs of seed 0"),
-        ([lines[0].replace("side", "who"), *lines[1:]], "has no column 'side': name it, --columns=side="),
+        (
+            [lines[0].replace("side", "who") + ",by", *(f"{line},{line.split(',')[0]}" for line in lines[1:])],
+            "has no column 'side': name it, --columns=side=",
+        ),
         ([lines[0], lines[1].replace("2.", "x."), *lines[2:]], "row 1, 'loss'"),
     ):
         table.write_text("\n".join(change))

@@ -70,7 +70,7 @@ def test_beyond_the_rungs_the_curve_bends_on_and_the_line_decides_nothing(tmp_pa
 def test_a_curve_that_contradicts_the_largest_rung_decides_nothing(tmp_path, capsys):
     rising = simulated(0, 0.0002, rungs=4)
     for i, flops in enumerate(rising):
-        rising[flops][1] = rising[flops][0] + (0.22, 0.15, 0.085, 0.02)[i]
+        rising[flops][1] = rising[flops][0] + (0.31, 0.2, 0.11, 0.02)[i]
     table = write_losses(tmp_path / "rising.csv", rising)
     assert judged(table, capsys, "--comparable")[-1].startswith("muon: reject: ")
     last = judged(table, capsys, "--target-flops=4e13", "--comparable")[-1]

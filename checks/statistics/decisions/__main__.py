@@ -10,6 +10,7 @@ run tables (`scalelab reproduce --download=DIR`). Writes one column of `checks/r
     python -m checks.statistics.decisions --column=after --quick
 """
 
+import functools
 import pathlib
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from scalelab.errors import BadInput
 from scalelab.experiments.shared import publish_result
 from scalelab.record import records
 
-KINDS = ("ablations", "fits", "exports", "tables")
+KINDS = ("ablations", "noise", "fits", "exports", "tables")
 QUICK_STUDIES = 4
 
 
@@ -37,6 +38,7 @@ def measure(kind: str, half: str, studies: int | None, data: pathlib.Path, folde
     count = int(door.read_cases(kind, half)["studies"]) if studies is None else studies
     score = {
         "ablations": verdicts.score_ablations,
+        "noise": functools.partial(verdicts.score_ablations, kind="noise"),
         "fits": intervals.score_fits,
         "exports": intervals.score_exports,
     }[kind]

@@ -76,6 +76,8 @@ def _ablations(scores: Mapping[str, Sequence[Row]]) -> list[str]:
     table = markdown_table(
         ("universe", *cells), [[name, *(_both(scores, name, cell) for cell in cells.values())] for name in names]
     )
+    if not any(row["universe"] == "the issue's table" for rows in scores.values() for row in rows):
+        return table
     issue = _both(scores, "the issue's table", lambda row: f"`{row['verdict']}`")
     return [*table, "", f"The issue's table: {issue}."]
 
@@ -145,8 +147,9 @@ def _tables(scores: Mapping[str, Sequence[Row]]) -> list[str]:
 
 TITLES = {
     "ablations": "Verdicts of `ablate`",
+    "noise": "Verdicts of `ablate` where the noise changes with scale",
     "fits": "Intervals of `fit`",
     "exports": "Ugly tables",
     "tables": "Frozen public tables",
 }
-TABLES = {"ablations": _ablations, "fits": _fits, "exports": _exports, "tables": _tables}
+TABLES = {"ablations": _ablations, "noise": _ablations, "fits": _fits, "exports": _exports, "tables": _tables}

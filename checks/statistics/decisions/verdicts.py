@@ -12,13 +12,13 @@ BEYOND = 10.0  # times the largest budget
 WORDS = ("adopt", "reject", "no difference", "undecided")
 
 
-def score_ablations(half: str, studies: int, folder: pathlib.Path) -> list[door.Row]:
-    """Score every universe of a half: one row each."""
-    cases = door.read_cases("ablations", half)
-    path = folder / "ablations.jsonl"
+def score_ablations(half: str, studies: int, folder: pathlib.Path, kind: str = "ablations") -> list[door.Row]:
+    """Score every universe of a half: one row each; those of `noise` at their rungs alone."""
+    cases = door.read_cases(kind, half)
+    path = folder / f"{kind}.jsonl"
     scores = []
     for universe in cases["universes"]:
-        study = lambda i, universe=universe: score_study(universe, cases["seed"], i, folder)  # noqa: E731
+        study = lambda i, universe=universe: score_study(universe, cases["seed"], i, folder, kind != "noise")  # noqa: E731
         rows = door.run_studies(path, universe["name"], studies, study)
         scores += [summarise(universe, rows)] if rows else []
     if "must_reject" in cases:
@@ -39,8 +39,10 @@ def judge_issue(case: Mapping[str, Any], folder: pathlib.Path) -> str:
     return answer.refusal or str(answer.result["variants"][0]["verdict"])
 
 
-def score_study(universe: ablations.Universe, half: int, study: int, folder: pathlib.Path) -> door.Row:
-    """What the command concludes of one study, at the largest rung and at ten times the largest budget."""
+def score_study(
+    universe: ablations.Universe, half: int, study: int, folder: pathlib.Path, beyond: bool = True
+) -> door.Row:
+    """What the command concludes of one study, at the largest rung and (`beyond`) at ten times the largest budget."""
     table = ablations.write_table(ablations.simulate_rows(universe, half, study), folder / "study.csv")
     arguments = ["ablate", str(table), f"--baseline={ablations.BASELINE}"]
     answer = door.ask(arguments, folder)
@@ -48,7 +50,7 @@ def score_study(universe: ablations.Universe, half: int, study: int, folder: pat
     if answer.code:
         return asks | {"refused": answer.refusal}
     row: door.Row = asks | _score_variants(universe, answer.result["variants"])
-    if _other_floor(universe):
+    if _other_floor(universe) or not beyond:
         return row
     C = BEYOND * ablations.rung_flops(universe)[-1]
     far = door.ask([*arguments, f"--target-flops={C:g}"], folder)
@@ -125,6 +127,8 @@ def _expected(rows: Sequence[door.Row], name: str) -> float:
     """The share of studies in which what is expected is so; `adopt v3`: of that variant alone."""
     if name == "familywise":
         return float(np.mean([row.get("family", 1.0) for row in rows]))
+    if name == "right or undecided":
+        return float(np.mean([not row.get("wrong", 0.0) for row in rows]))
     if name == "no false adopt":
         return float(np.mean([not row.get("false adopt", False) for row in rows]))
     if name.startswith("asks"):

@@ -10,7 +10,7 @@ from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.study import N_COLUMNS, default_convention, select_rows
 from scalelab.laws.law.law import Law
-from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns
+from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns, write_columns
 from scalelab.laws.read.points import WIDEST_VALUE, merge_near
 from scalelab.laws.read.raw_grid import SETTINGS
 from scalelab.laws.use.settings.best import BestSettings, check_names, fit_best_settings
@@ -20,6 +20,8 @@ from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys, v
 SIZES = ("N", "D", "U", *SETTINGS)  # fields in which replications do not differ
 SEED_COLUMNS = (SEED_KEY, "seed")
 LOST_STATUSES = ("diverged", "failed")
+NOISY = 0.02  # scatter of a run's loss above which it is asked whether it is that of one batch
+NEAR_LOSS = 0.05  # log ratio of another column to the loss, below which it may be a better one
 # Config values that a ladder rule made from this fit must hold fixed, if the runs record them.
 SHARED_KEYS = (
     "optim.name", "parametrization.name", "optim.beta2", "model.seq_len", "model.vocab_size", "schedule.name",
@@ -70,10 +72,34 @@ def read_best_settings(
         len(rows),
         table.n_convention,
         table.columns,
-        table.notes,
+        (*table.notes, *_question_noise(best.noise.sd, rows, table.columns.get("loss", "loss"))),
         (*excluded, *lost),
         _shared_values(rows),
     )
+
+
+def _question_noise(noise: float, rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """A line where losses scatter more than final losses do: those of single batches, which get worse in small ones.
+
+    Step Law's `loss` is one: its error is about .14 / sqrt(batch), and all runs of a group and a batch share it, so
+    that the best batch is luck. Their `smooth loss` has 0.13 %.
+    """
+    if not (np.isfinite(noise) and noise > NOISY):
+        return []
+    loss = np.array([float(row["val_loss"]) for row in rows])
+    near = []
+    for name in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(name) for row in rows]
+        if "loss" in name.casefold() and name not in (column, "loss", "val_loss") and all(
+            isinstance(value, float) and value > 0 for value in values
+        ):  # fmt: skip
+            apart = np.log(np.array(values, float) / loss)
+            near += [name] if 0 < np.median(np.abs(apart)) < NEAR_LOSS else []
+    hint = f" {near[0]!r} is near it: --columns={write_columns({'loss': near[0]})}" if near else ""
+    return [
+        f"WARNING: a run scatters by {noise:.2%} of its loss, where final losses scatter by less than 1%: is "
+        f"{column!r} the loss of one batch, whose error all runs of a batch size share?{hint}"
+    ]
 
 
 def _shared_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def _target(target: Mapping[str, Any]) -> list[str]:
     if ends is not None and target["together90"] != ends:
         low, high = target["together90"]
         lines.append(f"at the target, wide enough for all variants together: {low:.3f} to {high:.3f}")
+    if deciding := target.get("deciding"):  # summaries of older studies have none
+        lines.append(f"to adopt or reject: {deciding[0]:.3f} to {deciding[1]:.3f}")
     return lines
 
 

@@ -255,7 +255,7 @@ def describe_missing(
     example = ",".join(f"{field}={FIELD_EXAMPLES.get(field, field.lower())}" for field in needed)
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
-    hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header))
+    hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header, paste))
     has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
     if paste and not close:
         return f"{has_no}; if these hold them, paste {option}={paste}{like}"
@@ -286,12 +286,12 @@ def write_columns(columns: Mapping[str, str]) -> str:
     return shlex.quote(",".join(f"{field}={column}" for field, column in columns.items()))
 
 
-def _like_fields(missing: Sequence[str], header: Sequence[str]) -> str:
+def _like_fields(missing: Sequence[str], header: Sequence[str], paste: str) -> str:
     """A hint at columns whose names sound like a missing field, or that none sounds like a loss."""
     hints = []
     for field, word in ((field, FIELD_WORDS[field]) for field in missing if field in FIELD_WORDS):
         if like := [shorten_text(name) for name in header if word in plain_name(name)][:MOST_LIKE]:
             hints.append(f"; {field} may be {' or '.join(map(repr, like))}")
-        elif field == "loss":
+        elif field == "loss" and not paste:
             hints.append("; none sounds like a loss: is it a table of runs?")
     return "".join(hints)

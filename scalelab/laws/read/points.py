@@ -13,6 +13,7 @@ from scalelab.laws.law.law import Law, logs_of
 from scalelab.laws.solve.problem import Columns
 
 SAME_VALUE = 0.01  # steps are whole numbers, so runs of equal N and D differ by less
+LARGEST = 1e100  # powers of what lies beyond it, or below its inverse, are no floats
 WIDEST_VALUE = 0.05
 ONE_SHARE = 1.1  # active parameters as shares of all that differ by less than this factor are one share
 K = FLOPS_PER_PARAM_TOKEN
@@ -87,8 +88,8 @@ def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.n
     """
     given = {name: np.asarray(values, float) for name, values in table.items() if is_numeric(values)}
     if "N" in given and "D" in given and given["N"].shape == given["D"].shape:
-        given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
-        with np.errstate(all="ignore"):  # a zero is refused below, by name
+        with np.errstate(all="ignore"):  # a zero, and a product that is too large, are refused below, by name
+            given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
             given.setdefault("M", given["D"] / given["N"])
     wanted = (*law.columns, law.target)
     if missing := [name for name in wanted if name not in given]:
@@ -136,6 +137,9 @@ def check_positive(**columns: ArrayLike) -> list[np.ndarray]:
         bad = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
         if len(bad):
             raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
+        far = np.flatnonzero((value < 1 / LARGEST) | (value > LARGEST))
+        if len(far):
+            raise BadInput(f"{name}[{far[0]}] = {value[far[0]]:g}: no run has that; was the table damaged?")
     return list(arrays.values())
 
 

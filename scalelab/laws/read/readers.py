@@ -110,9 +110,14 @@ def _open_text(path: pathlib.Path) -> TextIO:
 def _read_csv(path: pathlib.Path) -> list[Line]:
     with _open_text(path) as file:
         text = file.read()
-    header, *rows = _drop_empty_columns(_split_cells(text, path)) or [[]]
+    cells = _drop_empty_columns(_split_cells(text, path)) or [[]]
+    _refuse_title(cells, path)
+    header, *rows = _drop_copies(cells)
     if (double := _first_double(header)) is not None:
-        raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
+        raise BadInput(
+            f"{path.name} has two columns {shorten_text(double)!r} with other values: which one counts? Rename or "
+            "delete the other"
+        )
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
             raise BadInput(
@@ -127,6 +132,24 @@ def _drop_empty_columns(cells: list[list[str]]) -> list[list[str]]:
         return cells
     used = {place for row in cells for place, cell in enumerate(row) if cell}
     return [[cell for place, cell in enumerate(row) if place in used or place >= len(cells[0])] for row in cells]
+
+
+def _drop_copies(cells: list[list[str]]) -> list[list[str]]:
+    """The cells without columns that are equal to an earlier one, name and values, as joins of tables leave them."""
+    if _first_double(cells[0]) is None or any(len(row) != len(cells[0]) for row in cells):
+        return cells
+    kept = list(dict.fromkeys(zip(*cells, strict=True)))
+    return [list(row) for row in zip(*kept, strict=True)]
+
+
+def _refuse_title(cells: list[list[str]], path: pathlib.Path) -> None:
+    """BadInput where one cell stands above a row of several texts, as a title above a table in a spreadsheet."""
+    head = [cell for cell in cells[0] if cell]
+    if len(head) == 1 and len(cells) > 2 and len(cells[0]) > 1 and all(cells[1]) and len(cells[1]) > 1:
+        raise BadInput(
+            f"{path.name}: its first line, {shorten_text(head[0])!r}, looks like a title: delete it, so that the names "
+            f"of columns come first ({shorten_text(', '.join(cells[1]))})"
+        )
 
 
 def fill_merged(lines: list[Line], columns: Iterable[str]) -> list[tuple[str, int]]:
@@ -156,13 +179,16 @@ def _thousands_hint(row: list[str]) -> str:
 
 
 def _split_cells(text: str, path: pathlib.Path) -> list[list[str]]:
-    """The cells, without blanks around them. A .tsv has tabs; of a .csv without commas in its header semicolons or tabs
-    are tried, and semicolons also where commas would give rows of unequal lengths."""
+    """The cells, without blanks around them. A .tsv has tabs; of a .csv without commas in its header semicolons, tabs
+    or bars are tried, and semicolons also where commas would give rows of unequal lengths. A first line `sep=;`, as
+    Excel writes and reads it, decides."""
     if _kind_of(path) == ".tsv":
         return _cells(text, "\t", path)
+    if told := re.match(r'\s*"?sep=(?P<mark>[,;|\t])"?[ ,;|\t]*\r?\n', text, re.IGNORECASE):
+        return _cells(text[told.end() :], told["mark"], path)
     first = next((line for line in text.splitlines() if line.strip()), "")
     if "," not in first:
-        return _cells(text, next((mark for mark in ";\t" if mark in first), ","), path)
+        return _cells(text, next((mark for mark in ";\t|" if mark in first), ","), path)
     rows = _cells(text, ",", path)
     if ";" in first and len(set(map(len, rows))) > 1:
         other = _cells(text, ";", path)

@@ -25,7 +25,7 @@ from scalelab.laws.read.groups import names_run
 from scalelab.laws.read.points import Rule, derivation_rules, describe_allowed
 from scalelab.laws.read.readers import fill_merged, read_raw_rows, shorten_text
 from scalelab.laws.read.trackers import find_status_columns, read_statuses
-from scalelab.laws.read.units import describe_size, size_columns
+from scalelab.laws.read.units import describe_size, loss_of_other_unit, size_columns
 from scalelab.laws.read.where import filter_rows
 from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
@@ -142,6 +142,8 @@ def _resolve_columns(
         if two := next((field for field in (*missing, *"NDC") if len(fitting.get(field, ())) > 1), None):
             raise refuse_two(two, fitting[two], table, option)
         guessed = nearest_columns(missing, numeric)
+        if missing == ["loss"] and not guessed and (loss := loss_of_other_unit(numeric)):
+            guessed = {"loss": loss}
         paste = write_columns({**columns, **guessed}) if guessed else ""
         raise BadInput(describe_missing(missing, needed, header, table, option, paste))
     if two := next((field for field in needed if field not in names and len(fitting.get(field, ())) > 1), None):

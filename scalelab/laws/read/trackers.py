@@ -111,16 +111,18 @@ TRUTHS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no
 
 
 def read_statuses(
-    rows: Iterable[Mapping[str, Any]], header: Sequence[str], table: str, finished: Iterable[str] = ()
-) -> list[str | None]:
+    rows: Iterable[Mapping[str, Any]], header: Sequence[str], table: str, finished: Iterable[str] = (),
+    advice: str = "",
+) -> list[str | None]:  # fmt: skip
     """The status of each row: "done", the plain word of an unfinished run, or None where the table does not tell.
 
-    `finished`: further words that mean a finished run. BadInput for a word that is in no list.
+    `finished`: further words that mean a finished run. BadInput for a word that is in no list, with `advice` (default:
+    the options of `scalelab fit`).
     """
     rows = list(rows)
     wanted = {_plain_word(word) for word in finished}
     if names := find_status_columns(header):
-        return [_read_word(row.get(names[0]), names[0], rows, table, wanted) for row in rows]
+        return [_read_word(row.get(names[0]), names[0], rows, table, wanted, advice) for row in rows]
     if wanted:
         raise BadInput(f"--finished={','.join(finished)}: {table} has no column status or state that could hold it")
     flags = {name: FLAGS[plain] for name in header for plain in _plain_names(name) if plain in FLAGS}
@@ -133,7 +135,7 @@ def find_status_columns(header: Sequence[str]) -> list[str]:
 
 
 def _read_word(
-    value: Any, column: str, rows: Sequence[Mapping[str, Any]], table: str, finished: set[str]
+    value: Any, column: str, rows: Sequence[Mapping[str, Any]], table: str, finished: set[str], advice: str
 ) -> str | None:
     if value is None or not str(value).strip():
         return None
@@ -145,8 +147,8 @@ def _read_word(
     count = sum(_plain_word(row.get(column)) == word for row in rows)
     text = shorten_text(value)
     raise BadInput(
-        f"{table}: {shorten_text(column)!r} is {text!r} in {count} rows: did these runs finish? If so, "
-        f'--finished={text!r}; if not, leave them out: --where="{_as_name(column)} != {text!r}"'
+        f"{table}: {shorten_text(column)!r} is {text!r} in {count} rows: did these runs finish? "
+        + (advice or f'If so, --finished={text!r}; if not, leave them out: --where="{_as_name(column)} != {text!r}"')
     )
 
 

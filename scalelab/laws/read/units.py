@@ -34,6 +34,15 @@ LABELS = (
 )
 
 
+def loss_of_other_unit(names: Sequence[str]) -> str:
+    """What --columns may name as the loss in a table without one: log(ppl), or bits a byte as they are; "" if none."""
+    for pattern, what, conversion, _ in LABELS:
+        for name in names if what != "an accuracy" else ():
+            if re.search(pattern, name, re.IGNORECASE):
+                return conversion.removeprefix("loss=").format(name) or name
+    return ""
+
+
 def question_values(columns: Columns, target: ArrayLike, target_name: str, flops: ArrayLike | None) -> list[Finding]:
     """Question the values of the fitted rows: columns and target each [P], `flops` [P] if the table has them."""
     texts = [text for name in ("N", "D") if name in columns and (text := _question_count(name, columns[name]))]
@@ -100,7 +109,8 @@ def _question_count(name: str, values: np.ndarray) -> str:
 
 
 def _question_flops(columns: Columns, flops: np.ndarray) -> list[str]:
-    ratio = float(np.median(flops / (FLOPS_PER_PARAM_TOKEN * columns["N"] * columns["D"])))
+    logs = np.log(flops) - np.log(FLOPS_PER_PARAM_TOKEN) - np.log(columns["N"]) - np.log(columns["D"])
+    ratio = float(np.exp(np.clip(np.median(logs), -600, 600)))  # a damaged N or D may be as large as floats go
     if 1 / FLOPS_OFF <= ratio <= FLOPS_OFF:
         return []
     unit, size = min(FLOP_UNITS.items(), key=lambda each: abs(np.log(ratio * each[1])))

@@ -70,6 +70,14 @@ def test_a_dense_grid_whose_losses_follow_no_parabola_loses_no_group(capsys):
     assert 0.5 < batch["D"][0] < 0.571 < batch["D"][1] < 0.8
 
 
+@pytest.mark.full
+def test_a_loss_of_one_batch_is_asked_about_and_a_better_column_named(capsys):
+    """Step Law's `loss` is that of the last batch: .14 / sqrt(batch) off `smooth loss`, alike in a batch size."""
+    assert main(["fit", str(table_path("steplaw/dense.csv")), "--best-of=lr,bs", "--per=N,D", "--over=bs=D"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "scatters by 5.17% of its loss" in line)
+    assert line.startswith("WARNING") and line.endswith("'smooth loss' is near it: --columns='loss=smooth loss'")
+
+
 def test_the_wider_form_finds_what_a_dense_sweep_was_made_with(capsys, tmp_path):
     lrs, batches = 2.0 ** np.arange(-13, -5.9, 0.5), 2048 * 2.0 ** np.arange(3, 11.1, 0.75)
     table = step_law_sweep(np.random.default_rng(0), 0.0004, 0.06, lrs=lrs, batches=batches, lopsided=0.6)

@@ -127,6 +127,21 @@ def test_commas_that_split_numbers_are_named(tmp_path):
         read_raw_rows(written(tmp_path, "N,D,loss\n100,20,3.1,a\n", "other.csv"))
 
 
+def test_what_spreadsheets_and_joins_leave_is_read_or_named(tmp_path):
+    plain = [{"N": "1", "D": "2"}, {"N": "3", "D": "4"}]
+    for content in (
+        "sep=;\r\nN;D\r\n1;2\r\n3;4\r\n",
+        '"sep=|"\nN|D\n1|2\n3|4\n',
+        "N|D\n1|2\n3|4\n",
+        "N,D,N\n1,2,1\n3,4,3\n",
+    ):
+        assert read_raw_rows(written(tmp_path, content, "t.csv")) == plain
+    with pytest.raises(BadInput, match="two columns 'N' with other values: which one counts"):
+        read_raw_rows(written(tmp_path, "N,D,N\n1,2,1\n3,4,9\n", "t.csv"))
+    with pytest.raises(BadInput, match=r"its first line, 'Runs of May', looks like a title: delete it.*\(N, D\)"):
+        read_raw_rows(written(tmp_path, "Runs of May,\nN,D\n1,2\n", "t.csv"))
+
+
 def test_blanks_around_names_are_stripped_in_every_format(tmp_path):
     rows = [{" N ": 1.0, "loss\t": 2.0}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")

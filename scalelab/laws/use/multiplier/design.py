@@ -10,12 +10,12 @@ from scipy import stats
 from scalelab.laws.use.multiplier.cells import NEAR
 from scalelab.laws.use.multiplier.result import WORTH, Multiplier
 from scalelab.laws.use.multiplier.trend import predict_error
-from scalelab.laws.use.multiplier.verdict import critical_value, judge_interval
+from scalelab.laws.use.multiplier.verdict import critical_value, errors_of_t, judge_deciding, two_sided_widening
 
 BEYOND = 3.0
 MOST_SEEDS = 8  # further pairs at one rung that are considered
 USUAL_DISCREPANCY = (0.01, 0.01)  # bend and jumps beside the line, before any is measured
-BORROWED = 0.5  # of a degree of freedom at another rung, in the noise of a rung
+BORROWED = 0.2  # of a degree of freedom at another rung: what intervals of 4 x 2 to 5 x 5 equal rungs show
 
 
 def target_error(
@@ -58,7 +58,7 @@ def smallest_effect(
     pair_noise = noise * (2 * (1 - correlation)) ** 0.5
     error = target_error(rungs, np.full(len(rungs), seeds), pair_noise, law, target)
     df = (seeds - 1) * (1 + BORROWED * (len(rungs) - 1))
-    bar = critical_value(family, df, level)
+    bar = critical_value(family, df, level) * two_sided_widening(errors_of_t(df), math.log(worth) / error, level)
     effects = np.linspace(0, 20, 4001)
     enough = effects[stats.nct.sf(bar, df, effects) >= power]
     return worth * math.exp(float(enough[0]) * error) if len(enough) else None
@@ -86,7 +86,7 @@ def next_pair(
     now = target_error(flops, seeds, noise, result.law, target["C"], bent)
     low, high = target["together90"]
     known = math.log(high / low) / 2 / (critical_value(result.family, df, level) * now)  # the law's error is in it
-    another_reason = judge_interval((low, high), result.worth) != "undecided"  # than the interval's width
+    another_reason = judge_deciding((low, high), target["deciding"], result.worth) != "undecided"  # than its width
     options: list[dict[str, Any]] = []
     places_tried = _places(flops, target, another_reason) if candidates is None else candidates
     for C in places_tried:
@@ -100,7 +100,11 @@ def next_pair(
             widened = max(1.0, known) if measured_first else known
             half = widened * critical_value(result.family, df + here, level) * error
             ends = [math.exp(effect - half), math.exp(effect + half)]
-            settles = judge_interval(ends, result.worth) != "undecided" and not (another_reason and target["measured"])
+            region = math.log(result.worth) / (widened * error)
+            wider = half * two_sided_widening(errors_of_t(df + here), region, level)
+            deciding = math.exp(effect - wider), math.exp(effect + wider)
+            word = judge_deciding(ends, deciding, result.worth)
+            settles = word != "undecided" and not (another_reason and target["measured"])
             options.append({"C": float(C), "seeds": more, "flops": 2 * more * float(C), "interval90": ends,
                             "settles": settles})  # fmt: skip
     settling = [each for each in options if each["settles"]]

@@ -33,6 +33,7 @@ from scalelab.laws.use.multiplier.verdict import (
     judge_target,
     reader_notes,
     share_of_baseline,
+    two_sided_widening,
 )
 
 DRAWS = 2000
@@ -174,9 +175,10 @@ def _at_target(
 ) -> dict[str, Any]:  # fmt: skip
     """m at the target: the rung's own where it is measured, else that of the curve.
 
-    `together90`: the interval at which all variants' hold together; `line`: what the straight line says there.
+    `together90`: the interval at which all variants' hold together; `deciding`: the one that adopts or rejects; `line`:
+    what the straight line says there.
     """
-    keys = ("m", "interval90", "together90", "p_better", "beyond")
+    keys = ("m", "interval90", "together90", "deciding", "p_better", "beyond")
     target: dict[str, Any] = {"C": question.target} | dict.fromkeys(keys)
     target |= {"measured": False, "line": {"m": None, "interval90": None}}
     if not len(logs):
@@ -191,8 +193,10 @@ def _at_target(
     middle, ends = (float(logs[place]), drawn[:, place]) if curve is None else curve_at(curve, question.target, rng)
     df, shared = float(means.pair_df[place]), share_of_baseline(pair, noise, place)
     single, together = (critical_value(k, df, question.level, shared) for k in (1, question.family))
+    wider = two_sided_widening(ends - middle, math.log(question.worth), question.level)
     target |= {"m": math.exp(middle), "interval90": list(log_interval(ends, question.level))}
-    target |= {"together90": list(log_interval(ends, question.level, middle, together / single))}
+    for key, stretch in (("together90", together / single), ("deciding", wider * together / single)):
+        target |= {key: list(log_interval(ends, question.level, middle, stretch))}
     return target | {"p_better": share_above(ends)}
 
 

@@ -37,11 +37,11 @@ class Multiplier:
     """What a variant is worth. log m = a + b log(C / centre); `trend.interval90` is b's, `p_b` that b = 0.
 
     `p_fit`: of the line's lack of fit; `discrepancy`: bend and jumps beside the line. `target`: `m` there, its
-    interval, the one that holds for all variants together (`together90`), P(m > 1), `beyond`, the target over the
-    largest rung, and whether it is a `measured` rung, whose own m this is. `law`: the baseline's E, A, alpha and unit
-    (FLOPs). `worth`, `family`: between 1 / worth and worth m doesn't matter; variants judged together. `blocks`: those
-    within which runs were paired. `pinned`: m at the target at other values of an E that was given. `curve`: the curve
-    with its band, for a figure.
+    interval, the one that holds for all variants together (`together90`), the one that adopts or rejects (`deciding`),
+    P(m > 1), `beyond`, the target over the largest rung, and whether it is a `measured` rung, whose own m this is.
+    `law`: the baseline's E, A, alpha and unit (FLOPs). `worth`, `family`: between 1 / worth and worth m doesn't matter;
+    variants judged together. `blocks`: those within which runs were paired. `pinned`: m at the target at other values
+    of an E that was given. `curve`: the curve with its band, for a figure.
     """
 
     variant: str

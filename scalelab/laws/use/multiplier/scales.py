@@ -13,8 +13,9 @@ import numpy as np
 from scipy import special
 
 STEPS = 61  # values of log s0^2
-TRENDS = np.array([0.0, 1.5, 3.0, 4.5, 6.0, 7.5, -1.5, -3.0, -4.5, -6.0, -7.5])  # log variance, first rung to last
-TREND_WEIGHTS = np.array([0.2, *2 * [0.08, 0.09, 0.1, 0.08, 0.05]])
+# Change of the log variance from the first rung to the last, each as likely: intervals then hold as often where noise
+# grows or falls as where it is equal. No weight on 0, which would draw a noise that grows towards one that does not.
+TRENDS = np.linspace(-12, 12, 17)
 PRIOR_DF = np.array([np.inf, 16.0, 8.0, 4.0, 2.0])
 PRIOR_DF_WEIGHTS = np.array([0.4, 0.15, 0.15, 0.15, 0.15])
 TESTED = 2000  # draws of the test that variances are equal
@@ -69,8 +70,7 @@ def draw_sds(scatter: Scatter, x: np.ndarray, draws: int, rng: np.random.Generat
     logs = base[:, None] + slope[:, None] * place  # [grid, R]
     with np.errstate(invalid="ignore"):
         likelihood = _log_likelihood(ss, df, logs, prior[:, None]).sum(1)
-    weights = np.log(np.outer(TREND_WEIGHTS, PRIOR_DF_WEIGHTS)).ravel()
-    likelihood += np.tile(weights, STEPS)
+    likelihood += np.tile(np.log(PRIOR_DF_WEIGHTS), STEPS * len(TRENDS))
     share = np.exp(likelihood - likelihood.max())
     chosen = rng.choice(len(share), draws, p=share / share.sum())
     jitter = (rng.random((draws, 1)) - 0.5) * (levels[1] - levels[0])

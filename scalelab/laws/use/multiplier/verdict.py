@@ -33,13 +33,19 @@ def judge_interval(ends: Sequence[float], worth: float) -> str:
     return SAME if low >= 1 / worth and high <= worth else "undecided"
 
 
+def judge_deciding(ends: Sequence[float], deciding: Sequence[float], worth: float) -> str:
+    """One word by both intervals: the wider one adopts and rejects, the other says that there is no difference."""
+    return SAME if judge_interval(ends, worth) == SAME else judge_interval(deciding, worth)
+
+
 def describe_criterion(flops: float, level: float, worth: float, family: int) -> str:
     """The criterion of a verdict, which no measurement enters: it is written before the largest rung runs."""
     together = f", wide enough for all {family} variants together," if family > 1 else ""
     return (
         f"adopt if the {level:.0%} interval{together} of the multiplier at {flops:.3g} FLOPs (that rung's own, where "
         f"it is measured) lies above {worth:g}, reject if it lies below {1 / worth:.4g} or if every run of a rung "
-        f"diverges, {SAME} if it lies between these, else undecided"
+        f"diverges, {SAME} if it lies between these, else undecided; for adopt and reject the interval is as much "
+        f"wider as makes both together at most {(1 - level) / 2:.0%} for a multiplier that doesn't matter"
     )
 
 
@@ -60,21 +66,24 @@ def judge_target(
     if noise.difference == 0 and target["m"] == 1:
         return "undecided: no difference shown: both sides' losses are equal to the last digit"
     low, high = ends = target["together90"]
-    word = judge_interval(ends, worth)
+    narrow, word = judge_interval(ends, worth), judge_deciding(ends, target["deciding"], worth)
     together = f" for all {family} variants together" if family > 1 else ""
     where = f"{target['m']:.3f} times the compute at {target['C']:.3g} FLOPs, {level:.0%}{together} in {low:.3f} to "
     where += f"{high:.3f}"
     if lost and word != "reject":
         return f"undecided: {sum(cell.diverged for cell in lost)} runs diverged; the others: {where}"
     if word == "undecided":
-        return f"undecided: {_doubt(low, high, worth)}: {where}"
+        return f"undecided: {_doubt(low, high, worth, narrow, level)}: {where}"
     if why := _contradiction(word, target, trend, rungs, worth):
         return f"undecided: {why}; {where}"
     return f"{word}: {where}" + (f": within {1 / worth:.4g} to {worth:g}" if word == SAME else "")
 
 
-def _doubt(low: float, high: float, worth: float) -> str:
-    """What an interval that decides nothing shows."""
+def _doubt(low: float, high: float, worth: float, narrow: str, level: float) -> str:
+    """What an interval that decides nothing shows; `narrow`: what it would decide without the errors of both sides."""
+    if narrow != "undecided":
+        often = f"{(1 - level) / 2:.0%} of studies of a change that doesn't matter"
+        return f"{'better' if low > 1 else 'worse'}, but as large a gap is seen in more than {often}"
     if low > 1:
         return f"better, but not shown to be worth {worth:g} times the compute"
     if high < 1:
@@ -117,6 +126,28 @@ def critical_value(family: int, df: float, level: float, correlation: float = 0.
         return single
     nearest = int(np.clip(round(df), 1, DUNNETT_DF))
     return single * _widening(family, nearest, level, round(correlation, 1))
+
+
+def two_sided_widening(errors: np.ndarray, region: float, level: float) -> float:
+    """How much wider an interval decides than it is printed, so that adopt and reject together err seldom enough.
+
+    An interval of 90 % misses an m on either side in 5 % of studies. Where m doesn't matter, adopt and reject are both
+    wrong, and come in 5 % together if a gap of c decides with P(e > c) + P(e > c + 2 region) = 5 % (Hodges and Lehmann
+    1954, "Testing the approximate validity of statistical hypotheses"). `errors` [draws] of log m; `region`: half of
+    the region that doesn't matter. The factor is 1 where it is wide, and that of 95 % where it is narrow.
+    """
+    sizes = np.sort(np.abs(errors))
+    single = float(sizes[int(level * len(sizes))])
+    if not 0 < single < math.inf:
+        return 1.0
+    near, far = (1 - np.searchsorted(sizes, sizes + shift) / len(sizes) for shift in (0.0, 2 * region))
+    enough = sizes[(near + far) / 2 <= (1 - level) / 2]
+    return max(1.0, float(enough[0] if len(enough) else sizes[-1]) / single)
+
+
+def errors_of_t(df: float) -> np.ndarray:
+    """Quantiles of Student's t in place of draws, [2000]."""
+    return np.asarray(stats.t.ppf((np.arange(2000) + 0.5) / 2000, max(df, 0.5)))
 
 
 @functools.cache
