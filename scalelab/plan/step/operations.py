@@ -180,8 +180,9 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     # A ring's fused parts know no window: layers with one take XLA's blocks.
     unfused = _keys_by_layers(shape)[0] if fused and in_ring and not traits.fused_attention else 0.0 if fused else seen
     if unfused and machine_platform(machine) != "cpu":  # whose caches hold the blocks
-        # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
-        logits = of.tokens * of.heads * unfused * (8 + 2 * a)
+        # fp32 from the product, read and written again by the softmax, read by the next product; backward as much. A
+        # cap is a pass of its own, with its tanh kept: an upper bound where a compiler fuses it with the softmax.
+        logits = of.tokens * of.heads * unfused * (8 + 2 * a + (8 if shape.attention_softcap else 0))
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
         in_blocks = kind not in WHOLE and machine_platform(machine) == "gpu"
         # Times `passes`, as all elementwise work.
@@ -213,9 +214,11 @@ def _elementwise_operations(static: Static, machine: Machine, traits: SystemTrai
     written = sum((sources + 1) * size for sources, size in inner)
     derived = sum((2 * sources + 1) * size for sources, size in inner)
     # A sum with its norm reads two streams and writes two, once a branch; backward it reads three and writes two. Half
-    # of them are the residual stream, half what layers take and give.
-    forward = a * (2 * branches * streams + 2 * turned + written) + r * 2 * branches * streams
-    backward = a * (2.5 * branches * streams + 2 * turned + derived) + r * 2.5 * branches * streams
+    # of them are the residual stream, half what layers take and give. A second norm, of a branch's output, is a pass of
+    # its own, since its mean comes before the sum: it reads it and writes it, backward it reads two and writes one.
+    ending = branches * streams if shape.norm_place == "around" else 0.0
+    forward = a * (2 * branches * streams + 2 * turned + written + 2 * ending) + r * 2 * branches * streams
+    backward = a * (2.5 * branches * streams + 2 * turned + derived + 3 * ending) + r * 2.5 * branches * streams
     passes, moved = 1 + (again != "none"), a * _moved_rows(static, machine, traits) * shape.d_model
     return [
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),
@@ -254,6 +257,8 @@ def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> 
         Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
         Operation("dhead, inputs", "head", backward, flops, logits + weights / 2, of.microbatches, least),
         Operation("dhead, weights", "head", backward, flops, logits + gradient, of.microbatches, least),
-        Operation("softmax of the loss", "head", "", 0.0, 2 * logits, of.microbatches),
+        Operation(
+            "softmax of the loss", "head", "", 0.0, 2 * logits * (2 if shape.logit_softcap else 1), of.microbatches
+        ),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]
