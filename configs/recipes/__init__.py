@@ -4,8 +4,9 @@ Beside `get_config()` a recipe defines PUBLISHED, its source's numbers of parame
 convention of `scalelab/model/count.py`), `tokens` and training `flops`; a whole number is exact, a float rounded as
 printed. ACTIVE_WITHOUT names groups of parameters that the published `active` leaves out, such as the embedding.
 NOT_REPRODUCED lists features of the original that this trainer lacks. DATA_SHARES is (shares of the tokens as
-`data.mixture` takes them, their source); they are printed and not set, since sources have the names of a user's data. Each choice has its source on its line; "ours"
-marks values that nobody published, and "from memory" values that could not be looked up.
+`data.mixture` takes them, their source); they are printed and not set, since sources have the names of a user's data.
+Each choice has its source on its line; "ours" marks values that nobody published, and "from memory" values that could
+not be looked up.
 """
 
 from ml_collections import ConfigDict

@@ -117,21 +117,27 @@ def plan_against(
 
 
 @check_arguments(
-    low=optional(whole(1)), high=optional(whole(1)), days=optional(POSITIVE), price_per_hour=optional(POSITIVE)
+    low=optional(whole(1)),
+    high=optional(whole(1)),
+    days=optional(POSITIVE),
+    dollars=optional(POSITIVE),
+    price_per_hour=optional(POSITIVE),
 )
 def plan_counts(
     config: Config, hardware: Hardware, low: int | None = None, high: int | None = None,
     overrides: Overrides | None = None, *, efficiency: "Efficiency | None" = None,
-    price_per_hour: float | None = None, days: float | None = None,
+    price_per_hour: float | None = None, days: float | None = None, dollars: float | None = None,
 ) -> dict[int, Alternative | None]:  # fmt: skip
     """Plan a run on `low`, 2 `low`, 4 `low` … devices up to `high` (`scalelab plan --config --devices=LOW..HIGH`).
 
     {devices: the fastest plan that fits, None: none does}; the mesh of the config is not kept. `days` without a range:
-    the counts tried on the way to the fewest devices that take at most so many (`--days`); BadInput where none does.
+    the counts tried on the way to the fewest devices that take at most so many (`--days`); `dollars` likewise: to the
+    most that cost at most so much (`--budget`). BadInput where none does.
     """
     run_config, machine = load_config(config, overrides), _machine(hardware)
     refuse_missing_unit(run_config.precision.name, machine)
-    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour, days)
+    limits = counts.Limits(days, dollars)
+    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour, limits)
 
 
 def _number(key: str, value: Any) -> float:

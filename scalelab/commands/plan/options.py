@@ -136,4 +136,7 @@ def _add_budget_options(parser: Parser) -> None:
 
 def dollars_above_zero(text: str) -> float:
     """argparse type of --budget: a `count_above_zero` that may begin with a currency's sign, as in $2M."""
-    return count_above_zero(text.strip().lstrip("$€£¥"))
+    number = text.strip().lstrip("$€£¥")
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of money, such as '$2M' or 50k")
+    return count_above_zero(number)

@@ -1,9 +1,10 @@
-"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N | --days=X] [--mesh=fsdp=8] [--config.KEY=VALUE …]
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N | --days=X | --budget=$M] [--mesh=…] [--config.K=V …]
 
 Plan a run before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
 range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure describes the
 config's real step; nothing is allocated, on any number of devices.
-  --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days
+  --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days; --budget=$M:
+                      as many as cost at most so much
   --why               print conventions, sources, critical batches, saves and goodput too
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
@@ -65,8 +66,9 @@ def main(argv: list[str]) -> int:
     given = {name for name, value in vars(options).items() if value not in (None, False)}
     if options.stability or {"wider", "workdir"} & given:
         return stability.forecast(options, overrides, given, argv[separator:])
+    money = set() if "config" in given else {"budget"}  # of a config it limits the devices
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
-        given & {*BUDGET_INPUTS, "budget"}
+        given & {*BUDGET_INPUTS, *money}
     )
     if modes == ["a budget"] and "mfu" not in given and given & {"hardware", "budget"}:
         modes = ["a budget on a machine"]
@@ -106,7 +108,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
-    if isinstance(options.devices, str) or options.days is not None:
+    if isinstance(options.devices, str) or options.days is not None or options.budget is not None:
         return counts.compare_counts(options, config, efficiency) | facts
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)

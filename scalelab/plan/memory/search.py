@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
-from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
@@ -88,9 +87,8 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
     changes = levers.remove_ramp(config)
     if not changes:
         return None
-    tokens = schedule_steps.tokens_before(config, config.train.steps)
-    steps = math.ceil(tokens / (config.train.global_batch * config.model.seq_len))
-    return fastest_fit(config, changes | {"train.steps": str(steps)}, machine, devices, efficiency)
+    steps = levers.steps_for_tokens(config, config.train.global_batch)
+    return fastest_fit(config, changes | steps, machine, devices, efficiency)
 
 
 def fill_mesh(
