@@ -41,10 +41,10 @@ class Curve:
 class Efficiency:
     """Shares of the datasheet: `matmul` of the unit's FLOP/s in large products, `attention` of it in fused attention,
     `hbm` and `network` of bandwidths, and `overlap`: of the traffic that can be hidden behind computing, how much is.
-    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py). `experts` multiplies those of routed
-    experts' products, passes and exchanges. `curves`: (kind, curve), of
-    products ("" in 16 bits, "float8", "float32", "tensorfloat32") and of kernels of attention, in shares of `matmul`
-    and `attention`; kinds that lack one have the whole.
+    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py). `experts` multiplies those of
+    routed experts' products, passes and exchanges. `curves`: (kind, curve), of products ("" in 16 bits, "float8",
+    "float32", "tensorfloat32", "grouped") and of kernels of attention, in shares of `matmul` and `attention`; kinds
+    that lack one have the whole.
     """
 
     matmul: Range

@@ -237,7 +237,7 @@ def describe_assumptions(
     lines = [
         "efficiencies: " + ", ".join(described(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
         *efficiency.sources,
-        f"peak: {peak_of_unit(machine, policy.unit)[1]}",
+        f"peak: {peak_of_unit(machine, policy.unit)[1]} ({machine.chip.source})",
         f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: "
         f"{recompute_policy(static, traits)}",
     ]
