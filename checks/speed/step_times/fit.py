@@ -36,7 +36,7 @@ OF_GENERATION = {
     "blackwell": ("float8", "cudnn"),
 }
 HBM_SHARES = (0.7, 0.85, 0.94)  # of the bandwidth: the ends of its range and what is expected, each tried by itself
-MOST_ROWS = 12  # of one system on one chip in a fit that leaves another out
+MOST_ROWS, MOST_COMPARED = 12, 4  # of one system on one chip in a fit that leaves another out; in `compare_hbm`
 
 
 class Row(NamedTuple):
@@ -133,11 +133,16 @@ def fit_generations(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 def compare_hbm(rows: list[Row]) -> dict[float, dict[str, float]]:
-    """{share of the bandwidth: mean absolute error of all rows, each system left out, by generation and in all}."""
-    means: dict[float, dict[str, float]] = {}
+    """{share of the bandwidth: mean absolute error, each system left out, by generation and in all}.
+
+    Of at most MOST_COMPARED rows of a system on a chip; Blackwell's are all of one system.
+    """
+    rows, means = _thinned(rows, MOST_COMPARED), dict[float, dict[str, float]]()
+    names = [name for name in OF_GENERATION if len({row.group[0] for row in _of(rows, name)}) > 1]
+    rows = [row for row in rows if generation(row) in names]
     for share in HBM_SHARES:
         errors = left_out_errors(rows, share)
-        groups = {name: [errors[row.name] for row in _of(rows, name)] for name in OF_GENERATION}
+        groups = {name: [errors[row.name] for row in _of(rows, name)] for name in names}
         groups["all"] = list(errors.values())
         means[share] = {name: float(np.mean(np.abs(group))) for name, group in groups.items()}
     return means
@@ -161,9 +166,9 @@ def _of(rows: list[Row], name: str) -> list[Row]:
     return [row for row in rows if generation(row) == name]
 
 
-def _thinned(rows: list[Row]) -> list[Row]:
-    """At most `MOST_ROWS` of each system and chip, evenly through its table."""
+def _thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
+    """At most so many of each system and chip, evenly through its table."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
-    return [row for group in groups.values() for row in group[:: -(-len(group) // MOST_ROWS)]]
+    return [row for group in groups.values() for row in group[:: -(-len(group) // most)]]

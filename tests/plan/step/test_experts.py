@@ -129,7 +129,7 @@ def test_deepseek_v3_takes_its_published_hours():
 def test_the_table_of_experts_is_of_this_code():
     stored = json.loads((compiled.RESULTS / "step_times.json").read_text())["experts"]
     names = {row["name"]: row for row in stored["rows"]}
-    assert len(names) == 49 and stored["held_rows"] == sum(row["held"] for row in stored["rows"]) == 15
+    assert len(names) == 49 and stored["held_rows"] == sum(row["held"] for row in stored["rows"]) == 14
     for row in (published.BRIDGE_26_02[0], published.BRIDGE_26_02[9]):
         made = published.bridge_row(row, True)
         planned = step_time(made.static, made.machine, traits=made.traits)
