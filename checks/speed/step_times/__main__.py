@@ -179,9 +179,9 @@ def expert_lines(result: dict[str, Any]) -> list[str]:
     held = f"{result['held_rows']} rows, `held`, had no part in that: {result['held_mean_absolute']:.0%}"
     return [
         f"Models with experts: {len(rows)} rows of other systems: mean of absolute errors "
-        f"{result['mean_absolute']:.0%}, {result['in_range']} in range. Fitted were a TPU's grouped products and gathers, "
-        "on the rows of v7, and the seconds that an x86 host takes a block in Megatron-Bridge, on Qwen3 30B with B200; "
-        f"no share of a GPU's. {held}, {result['held_in_range']} in range.",
+        f"{result['mean_absolute']:.0%}, {result['in_range']} in range. Fitted were a TPU's grouped products and its "
+        "gathers, on the rows of v7, and the seconds that an x86 host takes a block in Megatron-Bridge, on Qwen3 30B "
+        f"with B200; no share of a GPU's. {held}, {result['held_in_range']} in range.",
         "",
         *markdown_table(COLUMNS, table_cells(rows)),
         "",
