@@ -3,9 +3,8 @@
 Compare published times of a training step with the planner's for equal config, mesh and machine, with the traits of
 the system that ran it (scalelab/plan/step/systems.py). The GPUs' shares were fitted on these rows and those of DIR, a
 TPU's on MaxText's. Ten seconds. --data adds the tables in DIR (llm_foundry.csv, others.csv, new.csv), by chip and by
-system, with each row's error where its system had no part in the fit; two minutes of CPU. --fit prints the shares that
-fit all rows, and the errors with other shares of the memory's bandwidth; three minutes more. Writes
-checks/results/step_times.*.
+system, with each row's error where its system had no part in the fit, and errors with other shares of the memory's
+bandwidth; five minutes of CPU. --fit prints the shares that fit all rows. Writes checks/results/step_times.*.
 
     python -m checks.speed.step_times --data=../shared/data/step_times
 """
@@ -57,9 +56,7 @@ def _main(argv: list[str]) -> int:
     known = {name: make() for group in groups.values() for name, make in group.items()}
     every = known | tables.read_tables(options.data) if options.data else {}
     if options.fit and every:
-        rows_of_gpus = fit.prepare_rows(every)
-        shares = fit.fit_generations(rows_of_gpus) | {"hbm": fit.compare_hbm(rows_of_gpus)}
-        print(json.dumps(shares, indent=1))
+        print(json.dumps(fit.fit_generations(fit.prepare_rows(every)), indent=1))
     more = tables.compare_rows(every) if every else []
     rows = [compare_step_time(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
     facts = {
@@ -71,7 +68,7 @@ def _main(argv: list[str]) -> int:
     result["experts"] = describe_experts()
     if more:
         result |= {"tables": more, "chips": tables.summarize_by_chip(more), "all": tables.summarize_all(more)}
-        result |= {"systems": tables.summarize_by_system(more)}
+        result |= {"systems": tables.summarize_by_system(more), "hbm": fit.compare_hbm(fit.prepare_rows(every))}
     if options.json != "-":
         print_table(COLUMNS, table_cells(rows))
         print_table(COLUMNS, table_cells(result["experts"]["rows"]))
@@ -165,6 +162,18 @@ def describe_all(of: dict[str, Any]) -> str:
     )
 
 
+def describe_hbm(errors: dict[str, dict[str, float]]) -> str:
+    """What other shares of the memory's bandwidth would do to the errors, all else fitted again."""
+    each = "; ".join(
+        f"{float(share):.0%}: {', '.join(f'{name} {mean:.1%}' for name, mean in means.items())}"
+        for share, means in errors.items()
+    )
+    return (
+        f"Shares of the memory's bandwidth, all else fitted again with each system left out of at most "
+        f"{fit.MOST_COMPARED} rows of a system on a chip: mean of absolute errors with {each}."
+    )
+
+
 def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
     """Print a table to a terminal."""
     table = Table(*columns)
@@ -203,6 +212,7 @@ def write_step_times(result: dict[str, Any]) -> None:
         lines += ["", describe_all(result["all"]), ""]
         lines += [*markdown_table(CHIP_COLUMNS, group_cells(result["chips"], "chip")), ""]
         lines += markdown_table(SYSTEM_COLUMNS, group_cells(result["systems"], "system"))
+        lines += ["", describe_hbm(result["hbm"])]
     lines += ["", *expert_lines(result["experts"])]
     write_result(RESULTS, "step_times", result, "\n".join(lines) + "\n")
 

@@ -132,19 +132,19 @@ def fit_generations(rows: list[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def compare_hbm(rows: list[Row]) -> dict[float, dict[str, float]]:
+def compare_hbm(rows: list[Row]) -> dict[str, dict[str, float]]:
     """{share of the bandwidth: mean absolute error, each system left out, by generation and in all}.
 
     Of at most MOST_COMPARED rows of a system on a chip; Blackwell's are all of one system.
     """
-    rows, means = _thinned(rows, MOST_COMPARED), dict[float, dict[str, float]]()
+    rows, means = _thinned(rows, MOST_COMPARED), dict[str, dict[str, float]]()
     names = [name for name in OF_GENERATION if len({row.group[0] for row in _of(rows, name)}) > 1]
     rows = [row for row in rows if generation(row) in names]
     for share in HBM_SHARES:
         errors = left_out_errors(rows, share)
         groups = {name: [errors[row.name] for row in _of(rows, name)] for name in names}
         groups["all"] = list(errors.values())
-        means[share] = {name: float(np.mean(np.abs(group))) for name, group in groups.items()}
+        means[str(share)] = {name: float(np.mean(np.abs(group))) for name, group in groups.items()}
     return means
 
 
