@@ -117,11 +117,8 @@ def plan_against(
 
 
 @check_arguments(
-    low=optional(whole(1)),
-    high=optional(whole(1)),
-    days=optional(POSITIVE),
-    dollars=optional(POSITIVE),
-    price_per_hour=optional(POSITIVE),
+    **dict.fromkeys(("low", "high"), optional(whole(1))),
+    **dict.fromkeys(("days", "dollars", "price_per_hour"), optional(POSITIVE)),
 )
 def plan_counts(
     config: Config, hardware: Hardware, low: int | None = None, high: int | None = None,
