@@ -25,6 +25,7 @@ from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
+NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
@@ -114,8 +115,14 @@ def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
     wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
     peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
     if peak is None:
-        known = ", ".join(machine.chip.flops)
-        raise BadInput(f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}")
+        known, nearest = (
+            ", ".join(machine.chip.flops),
+            next(name for name in NARROW if NARROW[name] in machine.chip.flops),
+        )
+        raise BadInput(
+            f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}; nearest: "
+            f"--config.precision.name={nearest}"
+        )
     return peak
 
 
