@@ -60,13 +60,14 @@ def plan(
     efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
     critical_tokens: float | None = None, mtbf_s: float | None = None, restart_s: float | None = None,
     write_bytes_per_s: float | None = None, compile: bool = False, serve: tuple[int, int] = (1, 0),
+    free: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
     """Plan a run before it starts (`scalelab plan --config`): parameters, FLOPs, memory, time, cost.
 
     `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `efficiency`: shares of
     the datasheet, e.g. those of `calibrate`; `mtbf_s`, `restart_s`: seconds between failures, and to go on after one;
     `compile`: also compile the step for the machine; `serve`: sequences served at once and their tokens (0:
-    model.seq_len).
+    model.seq_len); `free`: of ("precision", "optimizer"), what the plan chooses as well.
     """
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
     run_config, machine = load_config(config, overrides), _machine(hardware)
@@ -75,7 +76,7 @@ def plan(
         run_config, machine, devices, mesh, efficiency=efficiency,
         price_per_hour=price_per_hour, critical_tokens=critical_tokens, mtbf_s=mtbf_s,
         restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
-        compile=compile, serve=(serve[0], serve[1]),
+        compile=compile, serve=(serve[0], serve[1]), free=tuple(free),
     )  # fmt: skip
 
 

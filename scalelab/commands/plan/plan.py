@@ -5,6 +5,7 @@ range, cost, batch, checkpoints and goodput, and the cheapest change that makes 
 config's real step; nothing is allocated, on any number of devices.
   --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days; --budget=$M:
                       as many as cost at most so much
+  --free=precision,optimizer  choose them too, the fastest that fits: they change the numbers of the training
   --why               print conventions, sources, critical batches, saves and goodput too
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
@@ -110,6 +111,8 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     efficiency, facts = _calibrate(options)
     if isinstance(options.devices, str) or options.days is not None or options.budget is not None:
         return counts.compare_counts(options, config, efficiency) | facts
+    if options.free and options.mesh:
+        raise BadInput("--free chooses the mesh, too; nearest: leave --mesh out")
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
@@ -117,7 +120,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
         restart_s=options.restart_minutes and options.restart_minutes * 60,
         write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-        serve=(options.serve_batch or 1, options.serve_context or 0),
+        serve=(options.serve_batch or 1, options.serve_context or 0), free=options.free or (),
     )  # fmt: skip
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None

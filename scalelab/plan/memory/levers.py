@@ -23,6 +23,7 @@ Changes = dict[str, str]  # {config key: its text}
 PER_LAYER = {"train.updates": "per_layer", "train.accumulate": "1", "model.remat": "full"}
 BUFFER = "1.5"  # times the mean of experts' rows, beyond which they are dropped and counted
 ROUNDING = 16  # times half of what a batch may change by where devices don't divide it
+FREE, FREE_FORMATS, FREE_OPTIMIZER = ("precision", "optimizer"), ("bf16", "fp8"), "adam8bit"  # of --free
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
@@ -57,6 +58,19 @@ def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterat
         yield narrowest | change_optimizer(config, "galore8bit") | rank
     if machine.host_bytes is None and machine_platform(machine) != "cpu":
         yield narrowest | on_host
+
+
+def list_free(config: ConfigDict, machine: Machine, free: tuple[str, ...]) -> list[Changes]:
+    """The config as it is and with what it leaves free: formats that the chip multiplies, an optimizer in 8 bits."""
+    static = config_lib.static(config)
+    formats: list[Changes] = [{}]
+    if "precision" in free:
+        units = {name: POLICIES[name].unit for name in FREE_FORMATS if name != static.precision}
+        known = {"float8" if unit.startswith("float8") else unit: name for name, unit in units.items()}
+        formats += [{"precision.name": name} for unit, name in known.items() if unit in machine.chip.flops]
+    lean = "optimizer" in free and static.optim.name != FREE_OPTIMIZER
+    optimizers = [{}, change_optimizer(config, FREE_OPTIMIZER)] if lean else [{}]
+    return [form | optimizer for form in formats for optimizer in optimizers]
 
 
 def round_batch(config: ConfigDict, devices: int) -> Changes:
