@@ -14,6 +14,7 @@ from scalelab.api.arguments import (
     check_arguments,
     check_value,
     instance,
+    names_of,
     optional,
     whole,
 )
@@ -24,6 +25,7 @@ from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
+from scalelab.plan.memory.levers import FREE
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against
@@ -42,9 +44,7 @@ if TYPE_CHECKING:
 Hardware = Union[Path, "Machine"]
 SERVED = Kind(
     "two whole numbers, sequences and tokens, such as (1, 0)",
-    lambda pair: (
-        isinstance(pair, tuple | list) and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])
-    ),
+    lambda pair: isinstance(pair, tuple | list) and [whole(1 - i).fits(n) for i, n in enumerate(pair)] == [True, True],
 )
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)
@@ -53,7 +53,7 @@ OPTION_NAMES = {"dollars": "budget"}
 BUDGETS = dict.fromkeys((*BUDGET_INPUTS, "mfu", "serve_tokens", "unique_tokens"), optional(POSITIVE))
 
 
-@check_arguments(devices=optional(whole(1)), serve=SERVED, **AMOUNTS)
+@check_arguments(devices=optional(whole(1)), serve=SERVED, free=names_of(FREE), **AMOUNTS)
 def plan(
     config: Config, hardware: Hardware = "cpu", devices: int | None = None,
     mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
