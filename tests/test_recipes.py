@@ -10,7 +10,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.config import replace_hparams
-from scalelab.config.mixture_text import parse_stacks
+from scalelab.config.mixture_text import parse_mixture, parse_stacks
 from scalelab.config.steps import schedule_steps
 from scalelab.model import count
 from scalelab.record.soundness import size
@@ -120,6 +120,14 @@ def test_the_batches_of_palm_and_llama_3():
     assert [size / 2**20 for size in sizes] == [1, 2, 4]
     seen = [schedule_steps.tokens_before(llama, step) for step in (60, 342_161, 1_100_928)]
     assert seen == pytest.approx([252e6, 2.87e12, 15.6e12], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b", "llama3_405b"])
+def test_llama_3s_recipes_have_its_published_shares_of_data(name):
+    """Section 3.1.2: "roughly 50 % … general knowledge, 25 % … 17 % code tokens, and 8 % multilingual"."""
+    text, source = recipes.find_recipe(name).data_shares
+    shares = parse_mixture(text)[0].shares
+    assert [float(share) for share in dict(shares).values()] == [0.5, 0.25, 0.17, 0.08] and "3.1.2" in source
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,15 +9,16 @@ are not published: ours, as Llama 2's but for eps.
 from ml_collections import ConfigDict
 
 from scalelab.configs import base
-from scalelab.configs.recipes import keep_watch
+from scalelab.configs.recipes import LLAMA3_SHARES, keep_watch
 
 PUBLISHED = {"total": 405_853_388_800, "tokens": 15.6e12, "flops": 3.8e25}
+DATA_SHARES = LLAMA3_SHARES
 NOT_REPRODUCED: tuple[str, ...] = (
     "sequences jump from 4,096 to 8,192 at 252 M tokens (section 3.4.1): here they grow linearly up to there",
     "long-context stages up to 128k tokens, 800 B tokens in all, with rope's base or scaling changed (section 3.4.2)",
     "annealing of the last 40 M tokens to 0 on better data, and the average of its checkpoints (section 3.4.3): "
     "branch off for it",
-    "data mixture changed during training (section 3.4.1): give data.mixture",
+    "data mixture changed during training (section 3.4.1): give data.mixture its steps",
 )
 
 

@@ -9,14 +9,15 @@ are not published: ours, as Llama 2's but for eps.
 from ml_collections import ConfigDict
 
 from scalelab.configs import base
-from scalelab.configs.recipes import keep_watch
+from scalelab.configs.recipes import LLAMA3_SHARES, keep_watch
 
 PUBLISHED = {"total": 8_030_261_248, "tokens": 15e12}
+DATA_SHARES = LLAMA3_SHARES
 NOT_REPRODUCED: tuple[str, ...] = (
     "long-context stages up to 128k tokens, 800 B tokens in all, with rope's base or scaling changed (section 3.4.2)",
     "annealing of the last 40 M tokens to 0 on better data, and the average of its checkpoints (section 3.4.3): "
     "branch off for it",
-    "data mixture changed during training (section 3.4.1): give data.mixture",
+    "data mixture changed during training (section 3.4.1): give data.mixture its steps",
 )
 
 

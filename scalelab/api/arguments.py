@@ -88,6 +88,14 @@ def instance(what: str, *types: type) -> Kind:
     return Kind(what, lambda value: isinstance(value, types))
 
 
+def names_of(known: tuple[str, ...]) -> Kind:
+    """A tuple or list of known names, perhaps empty."""
+    return Kind(
+        f"a tuple of names, of {', '.join(known)}",
+        lambda names: isinstance(names, tuple | list) and all(any(name == each for each in known) for name in names),
+    )
+
+
 def mapping_of(kind: Kind, what: str) -> Kind:
     """A mapping from names to values of the kind."""
     return Kind(

@@ -14,6 +14,7 @@ from scalelab.api.arguments import (
     check_arguments,
     check_value,
     instance,
+    names_of,
     optional,
     whole,
 )
@@ -24,6 +25,7 @@ from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
+from scalelab.plan.memory.levers import FREE
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against
@@ -42,9 +44,7 @@ if TYPE_CHECKING:
 Hardware = Union[Path, "Machine"]
 SERVED = Kind(
     "two whole numbers, sequences and tokens, such as (1, 0)",
-    lambda pair: (
-        isinstance(pair, tuple | list) and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])
-    ),
+    lambda pair: isinstance(pair, tuple | list) and [whole(1 - i).fits(n) for i, n in enumerate(pair)] == [True, True],
 )
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)
@@ -53,20 +53,21 @@ OPTION_NAMES = {"dollars": "budget"}
 BUDGETS = dict.fromkeys((*BUDGET_INPUTS, "mfu", "serve_tokens", "unique_tokens"), optional(POSITIVE))
 
 
-@check_arguments(devices=optional(whole(1)), serve=SERVED, **AMOUNTS)
+@check_arguments(devices=optional(whole(1)), serve=SERVED, free=names_of(FREE), **AMOUNTS)
 def plan(
     config: Config, hardware: Hardware = "cpu", devices: int | None = None,
     mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
     efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
     critical_tokens: float | None = None, mtbf_s: float | None = None, restart_s: float | None = None,
     write_bytes_per_s: float | None = None, compile: bool = False, serve: tuple[int, int] = (1, 0),
+    free: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
     """Plan a run before it starts (`scalelab plan --config`): parameters, FLOPs, memory, time, cost.
 
     `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `efficiency`: shares of
     the datasheet, e.g. those of `calibrate`; `mtbf_s`, `restart_s`: seconds between failures, and to go on after one;
     `compile`: also compile the step for the machine; `serve`: sequences served at once and their tokens (0:
-    model.seq_len).
+    model.seq_len); `free`: of ("precision", "optimizer"), what the plan chooses as well.
     """
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
     run_config, machine = load_config(config, overrides), _machine(hardware)
@@ -75,7 +76,7 @@ def plan(
         run_config, machine, devices, mesh, efficiency=efficiency,
         price_per_hour=price_per_hour, critical_tokens=critical_tokens, mtbf_s=mtbf_s,
         restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
-        compile=compile, serve=(serve[0], serve[1]),
+        compile=compile, serve=(serve[0], serve[1]), free=tuple(free),
     )  # fmt: skip
 
 
@@ -117,21 +118,24 @@ def plan_against(
 
 
 @check_arguments(
-    low=optional(whole(1)), high=optional(whole(1)), days=optional(POSITIVE), price_per_hour=optional(POSITIVE)
+    **dict.fromkeys(("low", "high"), optional(whole(1))),
+    **dict.fromkeys(("days", "dollars", "price_per_hour"), optional(POSITIVE)),
 )
 def plan_counts(
     config: Config, hardware: Hardware, low: int | None = None, high: int | None = None,
     overrides: Overrides | None = None, *, efficiency: "Efficiency | None" = None,
-    price_per_hour: float | None = None, days: float | None = None,
+    price_per_hour: float | None = None, days: float | None = None, dollars: float | None = None,
 ) -> dict[int, Alternative | None]:  # fmt: skip
     """Plan a run on `low`, 2 `low`, 4 `low` … devices up to `high` (`scalelab plan --config --devices=LOW..HIGH`).
 
     {devices: the fastest plan that fits, None: none does}; the mesh of the config is not kept. `days` without a range:
-    the counts tried on the way to the fewest devices that take at most so many (`--days`); BadInput where none does.
+    the counts tried on the way to the fewest devices that take at most so many (`--days`); `dollars` likewise: to the
+    most that cost at most so much (`--budget`). BadInput where none does.
     """
     run_config, machine = load_config(config, overrides), _machine(hardware)
     refuse_missing_unit(run_config.precision.name, machine)
-    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour, days)
+    limits = counts.Limits(days, dollars)
+    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour, limits)
 
 
 def _number(key: str, value: Any) -> float:

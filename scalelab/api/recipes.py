@@ -46,6 +46,7 @@ def recipe(name: str) -> RecipeShown:
         "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
         "published": chosen.published,
         "active_without": list(chosen.active_without),
+        "data_shares": chosen.data_shares and dict(zip(("mixture", "source"), chosen.data_shares, strict=True)),
         "schedule": schedule_steps.describe_schedule(config),
         "not_reproduced": list(chosen.not_reproduced),
     }

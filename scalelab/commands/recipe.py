@@ -91,6 +91,8 @@ def _show(shown: "api.RecipeShown", destination: str | None) -> int:
             value, default = (_cell(choice[key]) for key in ("value", "default"))
             print(f"{choice['key']:<30} {f'{value} (default {default})':<34}  {choice['why']}")
         print("\n" + "\n".join(_sizes(result, recipe)))
+        if shares := result["data_shares"]:
+            print(f"data: {shares['mixture']} ({shares['source']}); not set: --config.data.mixture=… by your sources")
         for text in recipe.not_reproduced:
             print(f"not reproduced: {text}")
         print(f"\nscalelab train --config={quote_path(os.path.relpath(recipe.path))} --workdir=runs/{recipe.name}")

@@ -75,10 +75,18 @@ CHIPS = {
     r"B200": _make_gpu("B200", _tensor_core_flops(2250, 1125, 75, 4500), 180, 8000, 900),
     # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
     r"H200(?! NVL)": _make_gpu("H200 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
-    # H200 NVL: H200 datasheet. GH200: its datasheet, with 96 GB of HBM3 (read again as feifeibear/LLMRoofline has it).
+    # H200 NVL: H200 datasheet; its memory and bandwidth were read again (aiwiki.ai, nvidia_h200), its TFLOP/s in no
+    # copy. GH200: its datasheet, with 96 GB of HBM3 (read again as feifeibear/LLMRoofline has it).
     # H800 and A800 are an H100 and an A100 with 400 GB/s of NVLink both ways (DeepSeek-V3, section 3.2.2, reaches 160
     # of an H800's 200; FlashMLA's notes have 990 TFLOP/s and 3.35 TB/s). H20: as resellers print it.
-    r"H200 NVL": _make_gpu("H200 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 141, 4800, 450),
+    r"H200 NVL": _make_gpu(
+        "H200 NVL",
+        _tensor_core_flops(835.5, 417.5, 60, 1670.5),
+        141,
+        4800,
+        450,
+        "NVIDIA H200 datasheet; TFLOP/s as commonly quoted, unconfirmed",
+    ),
     r"GH200 480GB": _make_gpu("GH200", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 96, 4000, 450),
     r"H800": _make_gpu(
         "H800", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 80, 3350, 200, "H100's, NVLink 400 GB/s"
@@ -103,7 +111,8 @@ CHIPS = {
     r"RTX 6000 Ada": _make_gpu("RTX 6000 Ada", _tensor_core_flops(364.2, 182.1, 91.1, 728.5), 48, 960, 32),
     r"L4$": _make_gpu("L4", _tensor_core_flops(121, 60, 30.3, 242.5), 24, 300, 32),
     r"RTX 4090$": _make_gpu("RTX 4090", _tensor_core_flops(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
-    # AMD: data sheets of MI300X, MI325X and MI355X, matrix figures without sparsity. All seven links of a GPU together
+    # AMD: data sheets of MI300X, MI325X and MI355X, matrix figures without sparsity; read again in 2026 as others copy
+    # them (fp8, memory, links; 304 and 256 units: ROCm's "AMD GPU specifications"). All seven links of a GPU together
     # (128 and 153.6 GB/s both ways each), as a node is fully connected. CDNA 4 has no unit for tf32. MI355X: 8,192 fp8
     # FLOP a clock in each of 256 units at 2.4 GHz (AMD at ISSCC 2026).
     r"MI300X": _make_gpu("MI300X", _tensor_core_flops(1307.4, 653.7, 163.4, 2614.9), 192, 5300, 448, AMD),

@@ -8,7 +8,7 @@ from scalelab.hardware.chips import Chip
 # architecture technical brief. AMD: "total board power" of the Instinct data sheets. Not here: TPUs and Trainium
 # (nothing is published), GH200 (one figure for GPU and CPU), B300 and GB300 (1,100 to 1,400 W in print), and chips
 # without a sheet of the maker that could be read (A800, H800, H20, A10G). Looked up in print in 2026: H100 PCIe,
-# B200, GB200, L40, MI300X, MI355X; the others are as commonly quoted, and wait for a second reader.
+# B200, GB200, L40, MI300X, MI325X, MI355X, H200 NVL; the others are as commonly quoted, and wait for a second reader.
 BOARD_WATTS = {
     "GB200": 1200, "B200": 1000, "RTX 5090": 575, "H200 SXM": 700, "H200 NVL": 600, "H100 SXM": 700, "H100 NVL": 400,
     "H100 PCIe": 350, "A100 80GB PCIe": 300, "A100 80GB SXM": 400, "A100 40GB": 400, "A10": 150, "RTX A6000": 300,

@@ -24,6 +24,7 @@ from scalelab.plan.memory.search import (
     devices_that_fit,
     fill_mesh,
     find_refusal,
+    free_fit,
     in_16_bits,
     nearest_fit,
     without_ramp,
@@ -138,6 +139,7 @@ def plan(
     write_bytes_per_s: float | None = None,
     compile: bool = False,
     serve: tuple[int, int] = (1, 0),
+    free: tuple[str, ...] = (),
     search: bool = True,
 ) -> Plan:
     """Plan `config` (a tree or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
@@ -145,12 +147,27 @@ def plan(
     `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
     the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
     served at once and their tokens (0: model.seq_len). Of a mesh that `devices` hold several times (stage=16 on 64) the
-    rest is chosen. `search`: for advice and, where this can't run, for the nearest
-    plan that does. Nothing is allocated. BadInput where a part of the plan raises it.
+    rest is chosen. `free`: of ("precision", "optimizer"), what is chosen too, the fastest that fits. `search`: for
+    advice and, where this can't run, for the nearest plan that does. Nothing is allocated. BadInput where a part of the
+    plan raises it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
     efficiency = efficiency or default_efficiency(machine)
+    candidate = (
+        free_fit(config, machine, devices or config_lib.static(config).layout.devices, efficiency, free)
+        if free
+        else None
+    )
+    if candidate:
+        freed = plan(
+            candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,
+            critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s, write_bytes_per_s=write_bytes_per_s,
+            compile=compile, serve=serve,
+        )  # fmt: skip
+        said = ", ".join(candidate.alters) or "nothing that changes numbers"
+        note = f"free {' and '.join(free)}: the fastest that fits changes {said}"
+        return dataclasses.replace(freed, filled=candidate.changes, notes=(note, *freed.notes))
     if devices and search and (asked := partial_mesh(config_lib.static(config), devices, mesh)):
         candidate = fill_mesh(config, machine, devices, efficiency, asked)
         if candidate:

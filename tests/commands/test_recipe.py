@@ -23,6 +23,9 @@ def test_a_recipe_is_explained(capsys):
     row = next(line for line in output.splitlines() if line.startswith("model.projection_std"))
     assert row.split()[1:4] == ["0.006", "(default", "0)"] and row.endswith("section 2.3")
     assert "total 6,910,365,696 (published: 6,910,365,696)" in output and "tokens: 2e+12 (published: 2e+12)" in output
+    assert "data:" not in output
+    assert main(["recipe", "llama3_8b"]) == 0
+    assert "code=0.17,multilingual=0.08 (arXiv 2407.21783, section 3.1.2" in capsys.readouterr().out
     assert main(["recipe", "qwen3_30b_a3b", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert any("stage 2" in text for text in result["not_reproduced"])

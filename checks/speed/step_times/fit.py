@@ -35,7 +35,8 @@ OF_GENERATION = {
     "hopper": tuple(PRIORS),
     "blackwell": ("float8", "cudnn"),
 }
-MOST_ROWS = 12  # of one system on one chip in a fit that leaves another out
+HBM_SHARES = (0.7, 0.85, 0.94)  # of the bandwidth: the ends of its range and what is expected, each tried by itself
+MOST_ROWS, MOST_COMPARED = 12, 4  # of one system on one chip in a fit that leaves another out; in `compare_hbm`
 
 
 class Row(NamedTuple):
@@ -78,7 +79,8 @@ def efficiency_of(parameters: dict[str, float]) -> Efficiency:
         "flash2": Curve(p["flash2"], p["flash2_length"]), "cudnn": Curve(p["cudnn"], p["cudnn_length"]),
         "float32": Curve(p["float32"]), "tensorfloat32": Curve(p["tensorfloat32"]),
     }  # fmt: skip
-    return dataclasses.replace(GPU_EFFICIENCY, curves=tuple(curves.items()))
+    expected = dataclasses.replace(GPU_EFFICIENCY.hbm, expected=p.get("hbm", GPU_EFFICIENCY.hbm.expected))
+    return dataclasses.replace(GPU_EFFICIENCY, curves=tuple(curves.items()), hbm=expected)
 
 
 def seconds(row: Row, parameters: dict[str, float]) -> float:
@@ -97,9 +99,13 @@ def seconds(row: Row, parameters: dict[str, float]) -> float:
     return expected_of(published.static, published.machine, efficiency_of(parameters), ops, row.transfers)
 
 
-def fit_parameters(rows: list[Row], names: Iterable[str]) -> dict[str, float]:
-    """The parameters that these rows are nearest to; those without a name here stay at their priors."""
+def fit_parameters(rows: list[Row], names: Iterable[str], hbm: float | None = None) -> dict[str, float]:
+    """The parameters that these rows are nearest to; those without a name here stay at their priors.
+
+    `hbm`: the share of the memory's bandwidth, where it is not the plan's.
+    """
     names, prior = tuple(names), {name: value for name, (value, _) in PRIORS.items()}
+    prior |= {} if hbm is None else {"hbm": hbm}
     weights = [sum(other.group == row.group for other in rows) ** -0.35 for row in rows]
 
     def parameters(logs: np.ndarray) -> dict[str, float]:
@@ -126,14 +132,30 @@ def fit_generations(rows: list[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def left_out_errors(rows: list[Row]) -> dict[str, float]:
+def compare_hbm(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """{share of the bandwidth: mean absolute error, each system left out, by generation and in all}.
+
+    Of at most MOST_COMPARED rows of a system on a chip; Blackwell's are all of one system.
+    """
+    rows, means = _thinned(rows, MOST_COMPARED), dict[str, dict[str, float]]()
+    names = [name for name in OF_GENERATION if len({row.group[0] for row in _of(rows, name)}) > 1]
+    rows = [row for row in rows if generation(row) in names]
+    for share in HBM_SHARES:
+        errors = left_out_errors(rows, share)
+        groups = {name: [errors[row.name] for row in _of(rows, name)] for name in names}
+        groups["all"] = list(errors.values())
+        means[str(share)] = {name: float(np.mean(np.abs(group))) for name, group in groups.items()}
+    return means
+
+
+def left_out_errors(rows: list[Row], hbm: float | None = None) -> dict[str, float]:
     """Each row's error with parameters that no row of its own system had a part in."""
     errors: dict[str, float] = {}
     for name, keys in OF_GENERATION.items():
         group = _of(rows, name)
         for system in sorted({row.group[0] for row in group}):
             others = _thinned([row for row in group if row.group[0] != system])
-            fitted = fit_parameters(others, keys)
+            fitted = fit_parameters(others, keys, hbm)
             errors |= {
                 row.name: seconds(row, fitted) / row.published.seconds - 1 for row in group if row.group[0] == system
             }
@@ -144,9 +166,9 @@ def _of(rows: list[Row], name: str) -> list[Row]:
     return [row for row in rows if generation(row) == name]
 
 
-def _thinned(rows: list[Row]) -> list[Row]:
-    """At most `MOST_ROWS` of each system and chip, evenly through its table."""
+def _thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
+    """At most so many of each system and chip, evenly through its table."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
-    return [row for group in groups.values() for row in group[:: -(-len(group) // MOST_ROWS)]]
+    return [row for group in groups.values() for row in group[:: -(-len(group) // most)]]

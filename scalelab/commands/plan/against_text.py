@@ -3,7 +3,7 @@
 from typing import Any
 
 from scalelab.commands.plan.text import describe_memory_fit, format_duration, format_figures
-from scalelab.commands.plan.verdict_text import DAY_S
+from scalelab.commands.plan.verdict_text import DAY_S, describe_setup
 
 
 def describe_comparison(comparison: Any) -> list[str]:
@@ -15,22 +15,31 @@ def describe_comparison(comparison: Any) -> list[str]:
         if (figure.first, figure.second) != (None, None)
     ]
     head = f"{'':<30} {'first':>14} {'second':>14} {'second / first':>14}"
-    return [_verdict(comparison), f"changed: {changes or 'nothing'}", "", head, *rows]
+    plans = {"first": comparison.first, "second": comparison.second}
+    meant = [
+        f"{name} {describe_setup(plan.meant)}" for name, plan in plans.items() if plan.meant and plan.meant is not plan
+    ]
+    return [_verdict(comparison), f"changed: {changes or 'nothing'}", *meant, "", head, *rows]
 
 
 def _verdict(comparison: Any) -> str:
     plans = {"first": comparison.first, "second": comparison.second}
-    stopped = [name for name, plan in plans.items() if not plan.runs]
+    stopped = [name for name, plan in plans.items() if not plan.meant]
     if stopped:
         lines = [f"the {name} cannot run: {_reason(plans[name])}" for name in stopped]
-        lines += [f"the {name} takes {_describe(plan)}" for name, plan in plans.items() if name not in stopped]
+        lines += [f"the {name} takes {_describe(plan.meant)}" for name, plan in plans.items() if name not in stopped]
         return "; ".join(lines)
-    first, second = (plan.training.device_hours for plan in plans.values())
+    first, second = (plan.meant.training.device_hours for plan in plans.values())
     more = "less" if second < first else "more"
     times = max(first, second) / min(first, second)
+    replaced = [
+        f"; the {name} as asked can't run ({_reason(plan)}): its nearest that does"
+        for name, plan in plans.items()
+        if not plan.runs
+    ]
     return (
-        f"the second takes {format_figures(times)} times {more} device-hours: {_describe(plans['second'])}, against "
-        f"{_describe(plans['first'])}"
+        f"the second takes {format_figures(times)} times {more} device-hours: {_describe(plans['second'].meant)}, "
+        f"against {_describe(plans['first'].meant)}{''.join(replaced)}"
     )
 
 

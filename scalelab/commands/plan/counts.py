@@ -20,27 +20,28 @@ from scalelab.commands.plan.verdict_text import (
 )
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan.sweep.counts import list_front, pick_count
+from scalelab.plan.sweep.counts import NO_LIMITS, Limits, list_front, pick_count
 
 
 def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]:
     """Plan one config on several numbers of devices, as JSON; printed unless JSON goes to standard output."""
     low, high = _find_range(options)
     if given := [name for name in RUN_OPTIONS if getattr(options, name) not in (None, False)]:
-        nearest = f"--devices={low}" if low else "leave --days out"
+        nearest = f"--devices={low}" if low else f"leave --{'days' if options.budget is None else 'budget'} out"
         raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: {nearest}")
-    days = options.days
+    limits = Limits(options.days, options.budget)
     plans = api.plan_counts(
-        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price, days=days
-    )
+        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price, days=options.days,
+        dollars=options.budget,
+    )  # fmt: skip
 
     def command(devices: int, changes: Mapping[str, Any]) -> str:
         return command_line(argparse.Namespace(**vars(options) | {"devices": devices}), changes)
 
     if options.json != "-":
-        print("\n".join(describe_counts(plans, command, days)))
+        print("\n".join(describe_counts(plans, command, limits)))
     fitting = {devices: option for devices, option in plans.items() if option}
-    chosen = pick_count(fitting, days) if fitting else None
+    chosen = pick_count(fitting, limits) if fitting else None
     front = list_front(_merits(fitting))
     counts = [
         {"devices": devices} | (option.to_json() | {"front": devices in front} if option else {})
@@ -50,13 +51,13 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
 
 
 def _find_range(options: Any) -> tuple[int | None, int | None]:
-    """The ends of --devices; (None, None) where --days alone chooses. BadInput for one number beside --days."""
+    """The ends of --devices; (None, None) where days or money choose. BadInput for one number beside them."""
     if isinstance(options.devices, str):
         return parse_range(options.devices)
     if options.devices is not None:
         raise BadInput(
-            f"--devices={options.devices} with --days={options.days:g}: the days choose the number; nearest: "
-            f"--devices=1..{options.devices}, or leave one of them out"
+            f"--devices={options.devices} with {Limits(options.days, options.budget).text}: the limit chooses the "
+            f"number; nearest: --devices=1..{options.devices}, or leave one of them out"
         )
     return None, None
 
@@ -78,7 +79,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def describe_counts(
-    plans: Mapping[int, Any], command: Callable[[int, Any], str], days: float | None = None
+    plans: Mapping[int, Any], command: Callable[[int, Any], str], limits: Limits = NO_LIMITS
 ) -> list[str]:
     """Format the plans of several counts; `pick_count` says which one is meant.
 
@@ -87,14 +88,16 @@ def describe_counts(
     fitting = {devices: option for devices, option in plans.items() if option}
     if not fitting:
         return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
-    devices = pick_count(fitting, days)
+    devices = pick_count(fitting, limits)
     meant, front = fitting[devices].plan, list_front(_merits(fitting))
     slowest = max(option.plan.training.days for option in fitting.values())
     name, unit = time_unit(slowest * DAY_S)
     first = f"fits from {min(fitting):,} devices on ({meant.machine.chip.name}); pick: {devices:,}, the most devices "
     first += "within 5 % of the fewest device hours"
-    if days is not None:
-        first = f"{describe_fit(meant)}; the fewest tried that take at most {format_duration(days * DAY_S)}"
+    if limits != NO_LIMITS:
+        first = f"{describe_fit(meant)}; {_describe_pick(limits)}"
+    if alters := fitting[devices].alters:
+        first += f"; it changes the numbers of the training: {', '.join(alters)}"
     text = [
         first,
         describe_setup(meant),
@@ -107,6 +110,13 @@ def describe_counts(
         mark = mark_count(count, devices, front)
         text.append(mark + _row(count, option.plan, unit) if option else f"  {count:>8,}  does not fit")
     return [*text, describe_marks(devices, front)]
+
+
+def _describe_pick(limits: Limits) -> str:
+    """What the pick is under its limits."""
+    days = "" if limits.days is None else f"take at most {format_duration(limits.days * DAY_S)}"
+    cost = "" if limits.cost is None else f"cost at most {limits.cost:,.0f}"
+    return f"the {'fewest' if days else 'fastest'} tried that {' and '.join(filter(None, [days, cost]))}"
 
 
 def mark_count(devices: int, pick: int, front: Collection[int]) -> str:

@@ -5,11 +5,13 @@ import argparse
 from scalelab.cli.parser import Parser, add_trust_option, bounded_above_zero, config_path, count_above_zero
 from scalelab.commands.plan import stability
 from scalelab.plan.machine.machine import KNOWN_MACHINES
+from scalelab.plan.memory.levers import FREE
 
 # Of one run, as it is planned on one number of devices.
 RUN_OPTIONS = (
     "against",
     "mesh",
+    "free",
     "compile",
     "measure",
     "single_gpu",
@@ -38,6 +40,7 @@ def make_parser(text: str | None) -> Parser:
         help="number of devices (default: the size of the mesh), or LOW..HIGH to compare LOW, 2 LOW, 4 LOW …",
     )
     add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")
+    add("--free", type=_free, metavar="precision,optimizer", help="what the plan may choose too: the fastest that fits")
     add("--price", type=bounded_above_zero, metavar="X", help="price of a device-hour, in any currency")
     add("--compile", action="store_true", help="also compile the real step for the machine")
     add("--calibrate", metavar="RUNS", help="a folder of measured runs")
@@ -111,6 +114,14 @@ def _count(text: str) -> int:
     return int(value)
 
 
+def _free(text: str) -> tuple[str, ...]:
+    """Names of FREE, with commas."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in FREE]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} can't be left free; known: {', '.join(FREE)}")
+    return names
+
+
 def _devices(text: str) -> int | str:
     """A count, or a range as it is written."""
     return text if ".." in text else _count(text)
@@ -136,4 +147,7 @@ def _add_budget_options(parser: Parser) -> None:
 
 def dollars_above_zero(text: str) -> float:
     """argparse type of --budget: a `count_above_zero` that may begin with a currency's sign, as in $2M."""
-    return count_above_zero(text.strip().lstrip("$€£¥"))
+    number = text.strip().lstrip("$€£¥")
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of money, such as '$2M' or 50k")
+    return count_above_zero(number)

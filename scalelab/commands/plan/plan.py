@@ -1,9 +1,11 @@
-"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N | --days=X] [--mesh=fsdp=8] [--config.KEY=VALUE …]
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N | --days=X | --budget=$M] [--mesh=…] [--config.K=V …]
 
 Plan a run before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
 range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure describes the
 config's real step; nothing is allocated, on any number of devices.
-  --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days
+  --devices=LOW..HIGH plan LOW, 2 LOW, 4 LOW … devices; --days=X: as many devices as do it in X days; --budget=$M:
+                      as many as cost at most so much
+  --free=precision,optimizer  choose them too, the fastest that fits: they change the numbers of the training
   --why               print conventions, sources, critical batches, saves and goodput too
   --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
@@ -65,8 +67,9 @@ def main(argv: list[str]) -> int:
     given = {name for name, value in vars(options).items() if value not in (None, False)}
     if options.stability or {"wider", "workdir"} & given:
         return stability.forecast(options, overrides, given, argv[separator:])
+    money = set() if "config" in given else {"budget"}  # of a config it limits the devices
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
-        given & {*BUDGET_INPUTS, "budget"}
+        given & {*BUDGET_INPUTS, *money}
     )
     if modes == ["a budget"] and "mfu" not in given and given & {"hardware", "budget"}:
         modes = ["a budget on a machine"]
@@ -106,8 +109,10 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
     efficiency, facts = _calibrate(options)
-    if isinstance(options.devices, str) or options.days is not None:
+    if isinstance(options.devices, str) or options.days is not None or options.budget is not None:
         return counts.compare_counts(options, config, efficiency) | facts
+    if options.free and options.mesh:
+        raise BadInput("--free chooses the mesh, too; nearest: leave --mesh out")
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
@@ -115,7 +120,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
         restart_s=options.restart_minutes and options.restart_minutes * 60,
         write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-        serve=(options.serve_batch or 1, options.serve_context or 0),
+        serve=(options.serve_batch or 1, options.serve_context or 0), free=options.free or (),
     )  # fmt: skip
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None

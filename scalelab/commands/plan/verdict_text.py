@@ -8,6 +8,7 @@ from typing import Any
 from scalelab.hardware.power import board_watts
 from scalelab.parallel import mesh
 from scalelab.plan.memory.account_error import describe_chance
+from scalelab.plan.memory.search import keys_that_alter
 from scalelab.plan.step.operations import attention_kind
 
 GIB = 2**30
@@ -27,7 +28,9 @@ def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
         return _describe_hopeless(plan, subject, command)
     if lead is None:
         filled = [f"paste: {command(plan.filled)}"] if plan.filled else []
-        return [describe_fit(plan), describe_setup(plan), describe_run(plan), *filled, _describe_faster(plan, command)]
+        altered = ", ".join(keys_that_alter(plan.filled or ()))
+        fit = describe_fit(plan) + (f"; it changes the numbers of the training: {altered}" if altered else "")
+        return [fit, describe_setup(plan), describe_run(plan), *filled, _describe_faster(plan, command)]
     alters = f"; it changes the numbers of the training: {', '.join(lead.alters)}" if lead.alters else ""
     if plan.runs:
         first = f"{describe_fit(meant)}, without the batch's warm-up{alters}"

@@ -16,8 +16,8 @@ from scalelab.plan.budget.allocate import Interval, allocate_budget, book_interv
 from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.fit_machine import DAY_S, DEFAULT_DAYS, Count, Request, pick_count, run_config
 from scalelab.plan.budget.shape import BATCH_RULE, Shape, beyond_batch_rule, find_shape
-from scalelab.plan.machine.machine import KNOWN_MACHINES, Machine
-from scalelab.plan.machine.priced import refuse_missing_unit
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.machine.priced import paid_hours, refuse_missing_unit, short_name
 from scalelab.plan.whole import Plan, plan
 
 FIRST_SHARE, ROUNDS, SETTLED = 0.4, 5, 0.02  # of the peak: the first guess of a budget in device-hours
@@ -157,21 +157,13 @@ def _split(budget: Mapping[str, float], law: str) -> tuple[float, float]:
 def _device_hours(budget: Mapping[str, float], machine: Machine) -> float | None:
     """Device-hours that a budget pays; None where it is not money or hours. BadInput without a price, or below one."""
     if "gpu_hours" in budget:
-        hours, asked, price = budget["gpu_hours"], f"--gpu-hours={budget['gpu_hours']:g}", 1.0
-        least = "--gpu-hours=1"
+        hours, asked = budget["gpu_hours"], f"--gpu-hours={budget['gpu_hours']:g}"
     elif "dollars" in budget:
-        asked = f"--budget={budget['dollars']:g}"
-        if machine.price_per_hour is None:
-            raise BadInput(
-                f"{asked}: the price of a device-hour of {machine.chip.name} is not known; give it: "
-                f"--hardware=KIND:PRICE, e.g. --hardware={_short_name(machine)}:2.5"
-            )
-        price = machine.price_per_hour
-        hours, least = budget["dollars"] / price, f"--budget={price:g}"
+        return paid_hours(budget["dollars"], machine)
     else:
         return None
     if hours < 1:
-        raise BadInput(f"{asked} is below one device-hour of {machine.chip.name}; nearest: {least}")
+        raise BadInput(f"{asked} is below one device-hour of {machine.chip.name}; nearest: --gpu-hours=1")
     return hours
 
 
@@ -220,13 +212,8 @@ def _command(config: Any, machine: Machine, devices: int) -> str:
     changes = {key: value for key, value in after.items() if before.get(key) != value and key != "log.set_by"}
     options = " ".join(f"--config.{key}={_text(value)}" for key, value in changes.items())
     price = "" if machine.price_per_hour is None else f":{machine.price_per_hour:g}"
-    return f"scalelab plan --config={START} --hardware={_short_name(machine)}{price} --devices={devices} {options}"
+    return f"scalelab plan --config={START} --hardware={short_name(machine)}{price} --devices={devices} {options}"
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _short_name(machine: Machine) -> str:
-    chips = {chip: short for short, (chip, *_) in KNOWN_MACHINES.items()}
-    return chips.get(machine.chip.name, "cpu" if machine.chip.name == "CPU" else f"'{machine.source}'")

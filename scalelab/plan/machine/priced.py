@@ -60,6 +60,27 @@ def _auto_machine() -> Machine:
     return dataclasses.replace(machine, chip=dataclasses.replace(machine.chip, given_bytes=given and int(given)))
 
 
+def short_name(machine: Machine) -> str:
+    """The machine as --hardware takes it."""
+    chips = {chip: short for short, (chip, *_) in KNOWN_MACHINES.items()}
+    return chips.get(machine.chip.name, "cpu" if machine.chip.name == "CPU" else f"'{machine.source}'")
+
+
+def paid_hours(dollars: float, machine: Machine) -> float:
+    """Device-hours that the money buys at the machine's price. BadInput without a price, or for less than one."""
+    price = machine.price_per_hour
+    if price is None:
+        raise BadInput(
+            f"--budget={dollars:g}: the price of a device-hour of {machine.chip.name} is not known; give it: "
+            f"--hardware=KIND:PRICE, e.g. --hardware={short_name(machine)}:2.5"
+        )
+    if dollars < price:
+        raise BadInput(
+            f"--budget={dollars:g} is below one device-hour of {machine.chip.name}; nearest: --budget={price:g}"
+        )
+    return dollars / price
+
+
 def refuse_missing_unit(precision: str, machine: Machine) -> None:
     """Raise BadInput for fp8 on an accelerator without fp8 units."""
     if not precision.startswith("fp8") or "float8" in machine.chip.flops or machine.chip.name.startswith("CPU"):

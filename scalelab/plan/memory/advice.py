@@ -196,13 +196,14 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
 def _batch_sizes(static: Static, replicas: int, near: int) -> Iterator[tuple[int, int, int]]:
     """(data, fsdp, expert) of so many replicas, of which `near` fill a node.
 
-    Of fsdp all that is left, what is left of a node, or as in the plan.
+    Of fsdp all that is left, as much of it as divides the widths, what is left of a node, or as in the plan.
     """
     shape = static.model
     widths = math.gcd(shape.d_model, shape.d_kv_latent, shape.d_q_latent)
     for expert in _divisors(math.gcd(shape.n_experts, replicas), MOST_EXPERT) if shape.n_experts else [1]:
         rest = replicas // expert
-        sizes = {rest, math.gcd(rest, max(1, near // expert)), math.gcd(rest, static.layout.fsdp)}
+        node, divided = math.gcd(rest, max(1, near // expert)), math.gcd(rest, widths)
+        sizes = {rest, node, divided, math.gcd(rest, static.layout.fsdp)}
         for fsdp in sorted(size for size in sizes if widths % size == 0):
             yield rest // fsdp, fsdp, expert
 

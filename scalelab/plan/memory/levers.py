@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Static, optimizer_defaults
+from scalelab.config.steps import schedule_steps
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import machine_platform
@@ -21,6 +22,8 @@ Changes = dict[str, str]  # {config key: its text}
 # What the trainer asks of an update layer by layer (`per_layer.refusals`); steps follow, so that tokens stay.
 PER_LAYER = {"train.updates": "per_layer", "train.accumulate": "1", "model.remat": "full"}
 BUFFER = "1.5"  # times the mean of experts' rows, beyond which they are dropped and counted
+ROUNDING = 16  # times half of what a batch may change by where devices don't divide it
+FREE, FREE_FORMATS, FREE_OPTIMIZER = ("precision", "optimizer"), ("bf16", "fp8"), "adam8bit"  # of --free
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
@@ -29,12 +32,15 @@ NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedul
 def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
-    Formats, then buffers of experts that end, or on one device updates layer by layer with fewer sequences a step, with
-    moments in the host's memory (last where its size is not known), in 8 bits, or in 8 bits and of low rank.
+    A batch that the devices divide, formats, then buffers of experts that end, or on one device updates layer by layer
+    with fewer sequences a step, with moments in the host's memory (last where its size is not known), in 8 bits, or in
+    8 bits and of low rank.
     """
-    formats = list(_narrower_formats(static))
+    formats, divided = list(_narrower_formats(static)), round_batch(config, static.layout.devices)
     yield {}
-    yield from formats
+    if divided:
+        yield divided
+    yield from (divided | form for form in formats)
     if static.model.n_experts and static.layout.devices > 1 and not static.layout.expert_buffer:
         yield {"parallel.expert_buffer": BUFFER}
     if static.layout.devices > 1 or static.updates_layers:
@@ -54,10 +60,38 @@ def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterat
         yield narrowest | on_host
 
 
+def list_free(config: ConfigDict, machine: Machine, free: tuple[str, ...]) -> list[Changes]:
+    """The config as it is and with what it leaves free: formats that the chip multiplies, an optimizer in 8 bits."""
+    static = config_lib.static(config)
+    formats: list[Changes] = [{}]
+    if "precision" in free:
+        units = {name: POLICIES[name].unit for name in FREE_FORMATS if name != static.precision}
+        known = {"float8" if unit.startswith("float8") else unit: name for name, unit in units.items()}
+        formats += [{"precision.name": name} for unit, name in known.items() if unit in machine.chip.flops]
+    lean = "optimizer" in free and static.optim.name != FREE_OPTIMIZER
+    optimizers = [{}, change_optimizer(config, FREE_OPTIMIZER)] if lean else [{}]
+    return [form | optimizer for form in formats for optimizer in optimizers]
+
+
+def round_batch(config: ConfigDict, devices: int) -> Changes:
+    """The nearest batch that so many devices divide, for as many tokens; {} if they divide the config's own.
+
+    Each device then has a multiple of a power of two, as far as the batch changes by a 32nd at most; one sequence if
+    not. A batch's warm-up goes, as its first batches need not divide either.
+    """
+    batch = config.train.global_batch
+    if batch % devices == 0 or batch < devices / 2:
+        return {}
+    each = 2 ** max(0, int(math.log2(max(1.0, batch / devices / ROUNDING))))
+    rows = max(1, round(batch / (devices * each))) * devices * each
+    return {"train.global_batch": str(rows)} | steps_for_tokens(config, rows) | remove_ramp(config)
+
+
 def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:
     """Updates layer by layer with so many sequences a step."""
     batch = {"train.global_batch": str(rows)} if rows != static.global_batch else {}
-    return PER_LAYER | batch | _same_tokens(config, static, rows) | remove_ramp(config)
+    steps = steps_for_tokens(config, rows) if batch else {}
+    return PER_LAYER | batch | steps | remove_ramp(config)
 
 
 def change_optimizer(config: ConfigDict, name: str) -> Changes:
@@ -95,8 +129,7 @@ def _row_counts(static: Static) -> list[int]:
     return [2**k for k in range(int(math.log2(most)), -1, -1)]
 
 
-def _same_tokens(config: ConfigDict, static: Static, rows: int) -> Changes:
-    """As many steps as the tokens of the config's own batches take."""
-    if rows == static.global_batch:
-        return {}
-    return {"train.steps": str(math.ceil(config.train.steps * static.global_batch / rows))}
+def steps_for_tokens(config: ConfigDict, rows: int) -> Changes:
+    """As many steps of so many sequences as the tokens of the config's own batches take."""
+    tokens = schedule_steps.tokens_before(config, config.train.steps)
+    return {"train.steps": str(math.ceil(tokens / (rows * config.model.seq_len)))}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
-from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
@@ -22,6 +21,7 @@ from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys, lis
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
+from scalelab.plan.step.time import expected_s
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
@@ -45,7 +45,12 @@ class Candidate:
     @property
     def alters(self) -> tuple[str, ...]:
         """The changed keys that give a training other numbers, beyond rounding."""
-        return tuple(key for key in self.changes if key == DROPS or not key.startswith(SAME_NUMBERS))
+        return keys_that_alter(self.changes)
+
+
+def keys_that_alter(keys: Iterable[str]) -> tuple[str, ...]:
+    """Those of changed config keys that give a training other numbers, beyond rounding."""
+    return tuple(key for key in keys if key == DROPS or not key.startswith(SAME_NUMBERS))
 
 
 def find_refusal(static: Static) -> str | None:
@@ -88,9 +93,8 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
     changes = levers.remove_ramp(config)
     if not changes:
         return None
-    tokens = schedule_steps.tokens_before(config, config.train.steps)
-    steps = math.ceil(tokens / (config.train.global_batch * config.model.seq_len))
-    return fastest_fit(config, changes | {"train.steps": str(steps)}, machine, devices, efficiency)
+    steps = levers.steps_for_tokens(config, config.train.global_batch)
+    return fastest_fit(config, changes | steps, machine, devices, efficiency)
 
 
 def fill_mesh(
@@ -121,6 +125,25 @@ def fill_mesh(
             if len(made) == COUNTED:
                 break
     return made[0] if made else None
+
+
+def free_fit(
+    config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency, free: tuple[str, ...]
+) -> Candidate | None:
+    """The fastest plan that fits where precision or optimizer are `free`; None where none does.
+
+    Each key that changes a training's numbers has to be worth 1 % of the step.
+    """
+    tried = [
+        fastest_fit(config, changes | levers.without_mesh(config), machine, devices, efficiency)
+        for changes in levers.list_free(config, machine, free)
+    ]
+    fitting = [candidate for candidate in tried if candidate]
+
+    def weighted_s(made: Candidate) -> float:
+        return expected_s(made.static, machine, efficiency) * 1.01 ** len(made.alters)
+
+    return min(fitting, key=weighted_s, default=None)
 
 
 def in_16_bits(config: ConfigDict, placed: Static, machine: Machine) -> Candidate | None:

@@ -43,7 +43,8 @@ class Operation:
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
     `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update. `least_side`: the
-    smallest of a product's three sizes; of attention its length. `kernel`: of fused attention.
+    smallest of a product's three sizes; of attention its length. `kernel`: of fused attention. `experts`: whether it is
+    work of routed experts, on their rows.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Operation:
     times: float
     least_side: float = math.inf
     kernel: str = ""
+    experts: bool = False
 
 
 @functools.cache

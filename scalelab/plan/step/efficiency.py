@@ -21,6 +21,7 @@ class Range:
     high: float
 
 
+GROUPED = "grouped"  # products of routed experts
 WIDE_UNITS = ("float32", "tensorfloat32")
 
 
@@ -40,9 +41,10 @@ class Curve:
 class Efficiency:
     """Shares of the datasheet: `matmul` of the unit's FLOP/s in large products, `attention` of it in fused attention,
     `hbm` and `network` of bandwidths, and `overlap`: of the traffic that can be hidden behind computing, how much is.
-    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py). `curves`: (kind, curve), of
-    products ("" in 16 bits, "float8", "float32", "tensorfloat32") and of kernels of attention, in shares of `matmul`
-    and `attention`; kinds that lack one have the whole.
+    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py). `experts` multiplies those of
+    routed experts' products, passes and exchanges. `curves`: (kind, curve), of products ("" in 16 bits, "float8",
+    "float32", "tensorfloat32", "grouped") and of kernels of attention, in shares of `matmul` and `attention`; kinds
+    that lack one have the whole.
     """
 
     matmul: Range
@@ -52,6 +54,7 @@ class Efficiency:
     overlap: Range
     sources: tuple[str, ...]
     measured: Range = Range(1.0, 1.0, 1.0)
+    experts: Range = Range(1.0, 1.0, 1.0)
     curves: tuple[tuple[str, Curve], ...] = ()
 
     def relative_share(self, op: Operation) -> float:
@@ -59,7 +62,8 @@ class Efficiency:
         kind = op.kernel or ("float8" if op.unit.startswith("float8") else op.unit if op.unit in WIDE_UNITS else "")
         if op.name.startswith("attention") and not op.kernel:
             return 1.0
-        curve = dict(self.curves).get(kind)
+        curves = dict(self.curves)
+        curve = curves.get(GROUPED if op.experts and GROUPED in curves else kind)
         return curve.at(op.least_side) if curve else 1.0
 
 
@@ -81,13 +85,18 @@ SOURCES = (
     "overlap: our judgement; Megatron-LM of 2021 hid nothing of the gradients, FSDP and XLA hide most",
     "this trainer's own passes: five steps on one H100 (checks/results/gpu.md), planned 31 % too fast to 18 % too slow",
 )
+# Routed experts: their ends hold what one config's rows of equal work differ by (gpt-oss 120B, 1.2 times as fast as
+# planned to half as fast). TPU's curve and passes of rows: fitted on MaxText's eight rows of v7 (experts.py).
+EXPERTS = Range(0.45, 1.0, 1.3)
 HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
 GPU_EFFICIENCY = Efficiency(
-    Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), (ON_GPU, *SOURCES)
-)
+    Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), (ON_GPU, *SOURCES),
+    experts=EXPERTS,
+)  # fmt: skip
 TPU_EFFICIENCY = Efficiency(
-    Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), (ON_TPU, *SOURCES)
-)
+    Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), (ON_TPU, *SOURCES),
+    experts=EXPERTS, curves=((GROUPED, Curve(1.0, 700)),),
+)  # fmt: skip
 # A TPU's expected share in large products, from published step times of MaxText; solved again from one to three rows a
 # chip (checks.speed.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
 MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}

@@ -3,8 +3,10 @@
 Symbols: T tokens of a micro-batch on the device, K experts of a token, E experts, P devices along `expert`.
 """
 
+import dataclasses
 import math
 
+from scalelab.config import Layout as LayoutOfMesh
 from scalelab.config import ModelShape, Static
 from scalelab.model.experts.exchange import Buffers, size_buffers
 from scalelab.model.experts.rows import Layout, count_slots
@@ -18,9 +20,25 @@ from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
 
 
-def useful_rows(static: Static) -> float:
+def useful_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     """T K: what a device multiplies where all have equally many."""
-    return fullest_device_share(static).tokens * static.model.experts_per_token
+    return own_tokens(static, traits) * static.model.experts_per_token
+
+
+def own_tokens(static: Static, traits: SystemTraits) -> float:
+    """Tokens of a micro-batch that a device routes: T, or its part of them along `tensor`."""
+    return fullest_device_share(static).tokens / _over_tensor(static, traits)
+
+
+def _over_tensor(static: Static, traits: SystemTraits) -> int:
+    """Devices along `tensor` between which whole experts are divided; 1 where they split each expert."""
+    return static.layout.tensor if traits.experts_over_tensor else 1
+
+
+def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
+    """The mesh that splits an expert's matrices: without `tensor` where experts are whole."""
+    layout = static.layout
+    return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
 def device_buffers(static: Static) -> Buffers:
@@ -54,7 +72,7 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
     there is room for, whatever the loads are; loops end with the load, half a block an expert later. Other systems'
     grouped products multiply rows alone. `traits.imbalance` is the load of the fullest device over the mean.
     """
-    fullest = useful_rows(static) * (traits.imbalance if static.layout.expert > 1 else 1.0)
+    fullest = useful_rows(static, traits) * (traits.imbalance if static.layout.expert > 1 else 1.0)
     if traits.grouped_products:
         return fullest
     layout, buffers = row_layout(static, platform), device_buffers(static)
@@ -65,7 +83,7 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
 
 def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
     """Matrices between which the rows of one product are divided: a device's experts, or a copy for each block."""
-    experts = math.ceil(static.model.n_experts / static.layout.expert)
+    experts = math.ceil(static.model.n_experts / (static.layout.expert * _over_tensor(static, traits)))
     align = 1 if traits.grouped_products else row_layout(static, platform).align
     return math.ceil(held_rows(static, platform) / align) if align > 1 else experts
 
@@ -90,7 +108,7 @@ def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     copies: float = static.model.experts_per_token
     if traits.sends != "copies":
         copies = reached_parts(static.model, static.layout.expert)
-    return fullest_device_share(static).tokens * copies
+    return own_tokens(static, traits) * copies
 
 
 def row_bytes(static: Static) -> tuple[int, int]:
@@ -144,7 +162,7 @@ def gathers_experts(static: Static) -> bool:
 
 def row_factor(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> float:
     """Rows that are multiplied over those that are useful; 1 without experts."""
-    return multiplied_rows(static, platform, traits) / useful_rows(static) if static.model.n_experts else 1.0
+    return multiplied_rows(static, platform, traits) / useful_rows(static, traits) if static.model.n_experts else 1.0
 
 
 def reached_parts(shape: ModelShape, parts: int) -> float:

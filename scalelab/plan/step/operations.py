@@ -25,6 +25,8 @@ from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
 
 SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of logits
+# Bytes of gathers and scatters of rows on a TPU, in those of passes: fitted (checks/speed/step_times/experts.py).
+ROW_PASSES_ON_TPU = 9.0
 WHOLE = ("plain", "xla")  # kinds whose logits exist as a whole
 
 
@@ -88,16 +90,26 @@ def _product_operations(
     policy, share, name = POLICIES[static.precision], fullest_device_share(static), product.name
     policy = POLICIES["fp32"] if product.routes else policy
     unit, operand, a = policy.unit, array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
-    (tokens, matrices), (k, n) = sizes, product.device_size(static.layout)
+    layout = expert_rows.product_layout(static, traits) if product.experts else static.layout
+    (tokens, matrices), (k, n), of_experts = sizes, product.device_size(layout), bool(product.experts)
     flops, least, weights = 2.0 * tokens * k * n, min(tokens / matrices, k, n), k * n * matrices
     passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
     moved = operand * (tokens * k + weights) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.
     gradient = 4.0 * weights * (3 if share.microbatches > 1 else 1)
     return [
-        Operation(name, "block", unit, flops, moved, passes, least),
-        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least),
-        Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + gradient, 1, least),
+        Operation(name, "block", unit, flops, moved, passes, least, experts=of_experts),
+        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least, experts=of_experts),
+        Operation(
+            f"d{name}, weights",
+            "block",
+            unit,
+            flops,
+            operand * tokens * (k + n) + gradient,
+            1,
+            least,
+            experts=of_experts,
+        ),
         _rounding_operations(static, policy, traits, name, (tokens * k, tokens * n, weights), passes),
         *_wide_outputs(policy, traits, name, tokens * (passes * n + k)),
     ]
@@ -180,8 +192,9 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     # A ring's fused parts know no window: layers with one take XLA's blocks.
     unfused = _keys_by_layers(shape)[0] if fused and in_ring and not traits.fused_attention else 0.0 if fused else seen
     if unfused and machine_platform(machine) != "cpu":  # whose caches hold the blocks
-        # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
-        logits = of.tokens * of.heads * unfused * (8 + 2 * a)
+        # fp32 from the product, read and written again by the softmax, read by the next product; backward as much. A
+        # cap is a pass of its own, with its tanh kept: an upper bound where a compiler fuses it with the softmax.
+        logits = of.tokens * of.heads * unfused * (8 + 2 * a + (8 if shape.attention_softcap else 0))
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
         in_blocks = kind not in WHOLE and machine_platform(machine) == "gpu"
         # Times `passes`, as all elementwise work.
@@ -205,22 +218,28 @@ def _elementwise_operations(static: Static, machine: Machine, traits: SystemTrai
     turned = of.tokens * (of.heads + key_heads) * shape.d_rotated if shape.position == "rope" else 0.0
     # Activations and gates: each source of a product's input is read and the input written; backward the sources and
     # the input's gradient are read and the sources' gradients written.
+    of_experts = expert_rows.product_layout(static, traits)
     inner = [
-        (p.sources, product_rows(static, machine, traits, p)[0] * p.device_size(layout)[0])
+        (
+            p.sources,
+            product_rows(static, machine, traits, p)[0] * p.device_size(of_experts if p.experts else layout)[0],
+        )
         for p in products
         if p.sources and not p.from_stream
     ]
     written = sum((sources + 1) * size for sources, size in inner)
     derived = sum((2 * sources + 1) * size for sources, size in inner)
     # A sum with its norm reads two streams and writes two, once a branch; backward it reads three and writes two. Half
-    # of them are the residual stream, half what layers take and give.
-    forward = a * (2 * branches * streams + 2 * turned + written) + r * 2 * branches * streams
-    backward = a * (2.5 * branches * streams + 2 * turned + derived) + r * 2.5 * branches * streams
+    # of them are the residual stream, half what layers take and give. A second norm, of a branch's output, is a pass of
+    # its own, since its mean comes before the sum: it reads it and writes it, backward it reads two and writes one.
+    ending = branches * streams if shape.norm_place == "around" else 0.0
+    forward = a * (2 * branches * streams + 2 * turned + written + 2 * ending) + r * 2 * branches * streams
+    backward = a * (2.5 * branches * streams + 2 * turned + derived + 3 * ending) + r * 2.5 * branches * streams
     passes, moved = 1 + (again != "none"), a * _moved_rows(static, machine, traits) * shape.d_model
     return [
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),
         Operation("their backward", "block", "", 0.0, backward, 1),
-        *([Operation("rows to experts and back", "block", "", 0.0, moved, passes + 1)] if moved else []),
+        *([Operation("rows to experts and back", "block", "", 0.0, moved, passes + 1, experts=True)] if moved else []),
     ]
 
 
@@ -231,9 +250,10 @@ def _moved_rows(static: Static, machine: Machine, traits: SystemTraits) -> float
     """
     if not any(product.experts for product in block_products(static.model)):
         return 0.0
-    tokens = fullest_device_share(static).tokens
-    there = expert_rows.multiplied_rows(static, machine_platform(machine), traits)
-    return 3 * there + tokens + (3 * expert_rows.sent_rows(static, traits) if static.layout.expert > 1 else 0.0)
+    platform, tokens = machine_platform(machine), expert_rows.own_tokens(static, traits)
+    there = expert_rows.multiplied_rows(static, platform, traits)
+    sent = 3 * expert_rows.sent_rows(static, traits) if static.layout.expert > 1 else 0.0
+    return (ROW_PASSES_ON_TPU if platform == "tpu" else 1.0) * (3 * there + tokens + sent)
 
 
 def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
@@ -254,6 +274,8 @@ def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> 
         Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
         Operation("dhead, inputs", "head", backward, flops, logits + weights / 2, of.microbatches, least),
         Operation("dhead, weights", "head", backward, flops, logits + gradient, of.microbatches, least),
-        Operation("softmax of the loss", "head", "", 0.0, 2 * logits, of.microbatches),
+        Operation(
+            "softmax of the loss", "head", "", 0.0, 2 * logits * (2 if shape.logit_softcap else 1), of.microbatches
+        ),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]

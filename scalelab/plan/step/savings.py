@@ -28,6 +28,7 @@ TRAIT_DESCRIPTIONS = {
     "wide_outputs": "products that come in the activations' format",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
     "grouped_products": "products of experts that end with their rows, not with the buffers",
+    "experts_over_tensor": "whole experts over `tensor`, each device with its own part of a sequence for them",
     "sends": "tokens sent over the network once to each node that holds any of their experts",
     "sends_hidden": "rows of experts sent behind computing",
     "imbalance": "experts whose loads are even",

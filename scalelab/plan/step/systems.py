@@ -50,6 +50,9 @@ class SystemTraits:
     casts: bool = True
     # model/experts/ways.py: a GPU multiplies all blocks that there is room for; a grouped product takes rows alone
     grouped_products: bool = False
+    # model/experts/exchange.py: devices of `tensor` split each expert and all send a token; or each sends its own part
+    # of a sequence to whole experts, which lie over `tensor` as well (Megatron's expert-tensor-parallel size of 1)
+    experts_over_tensor: bool = False
     # model/experts/exchange.py: as many rows travel as there is room for; "copies": those of a token, once an expert;
     # "device": once to each device that holds any of its experts; "node": over the network once to each node of these
     sends: str = "buffers"
@@ -75,6 +78,7 @@ MEGATRON_TRAITS = SystemTraits(
     block_passes=1.0,
     casts=False,
     grouped_products=True,
+    experts_over_tensor=True,
     sends="node",
     imbalance=1.0,
 )

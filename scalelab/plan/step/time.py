@@ -24,7 +24,8 @@ from scalelab.sharding import EXPERT_AXIS
 from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
-FIELDS = (*RATES, "overlap", "measured")  # of an `Efficiency`
+FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
+NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
@@ -114,8 +115,14 @@ def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
     wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
     peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
     if peak is None:
-        known = ", ".join(machine.chip.flops)
-        raise BadInput(f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}")
+        known, nearest = (
+            ", ".join(machine.chip.flops),
+            next(name for name in NARROW if NARROW[name] in machine.chip.flops),
+        )
+        raise BadInput(
+            f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}; nearest: "
+            f"--config.precision.name={nearest}"
+        )
     return peak
 
 
@@ -161,7 +168,10 @@ def _step_parts(
     at = at | {name: at[name] * at["measured"] for name in RATES}
     (compute, hbm), update = _compute_seconds(static, machine, ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
-    durations = [(move, _transfer_s(static, machine, move, at["network"])) for move in moves]
+    durations = [
+        (move, _transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
+        for move in moves
+    ]
     for move, took in durations:
         (hideable if move.hidden else waited)[move.axis] += took
     # Behind computing, as far as there is computing to hide behind.
@@ -208,7 +218,8 @@ def _compute_seconds(
         flops_s = op.flops / (peak[op.unit] * share_of_peak) if op.flops else 0.0
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
         if flops_s or bytes_s:
-            seconds[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
+            slower = at["experts"] if op.experts else 1.0
+            seconds[op.part][flops_s < bytes_s] += op.times * max(flops_s / slower, bytes_s / slower, LEAST_S)
     of = fullest_device_share(static)
     last = [seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1)]
     slowest = max(seconds["block"], last, key=sum)
@@ -233,7 +244,7 @@ def describe_assumptions(
     lines = [
         "efficiencies: " + ", ".join(described(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
         *efficiency.sources,
-        f"peak: {peak_of_unit(machine, policy.unit)[1]}",
+        f"peak: {peak_of_unit(machine, policy.unit)[1]} ({machine.chip.source})",
         f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: "
         f"{recompute_policy(static, traits)}",
     ]

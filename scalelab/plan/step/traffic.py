@@ -90,7 +90,7 @@ def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: i
     sums = outs + again * min(outs, sum(p.recomputed for p in rows))
     of_rows, of_head = 4 if shape.position == "learned" else width, summed if wide else width  # bytes
     # model/experts/exchange.py: whole sequences, once they are back; no policy computes them again but a pipeline's
-    of_experts = bool(routed) * runs
+    of_experts = 0 if traits.experts_over_tensor else bool(routed) * runs
     sums_of_experts = of_experts * (1 + _resends(static, traits))
     ends = [
         Transfer("tensor", "all-reduce", of_rows * elements, edges, False, "rows"),

@@ -1,4 +1,7 @@
-"""Two plans side by side: the config keys that differ, and every figure of both with their ratio."""
+"""Two plans side by side: the config keys that differ, and every figure of both with their ratio.
+
+Where a plan as asked can't run, the figures are those of the nearest that does.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -75,7 +78,7 @@ def compare_plans(first: Plan, second: Plan, keys: Mapping[str, Any], others: Ma
 
 
 def _figures(first: Plan, second: Plan) -> tuple[Figure, ...]:
-    both = [_numbers(plan) for plan in (first, second)]
+    both = [_numbers(plan.meant or plan) for plan in (first, second)]
     names = dict.fromkeys(name for numbers in both for name in numbers)
     return tuple(Figure(name, both[0].get(name), both[1].get(name)) for name in names)
 

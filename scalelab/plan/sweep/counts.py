@@ -12,16 +12,47 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.plan.budget.fit_machine import BETWEEN, DAY_S, MOST_DEVICES, in_whole_nodes, round_up
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.levers import without_mesh
-from scalelab.plan.memory.search import fastest_fit
+from scalelab.plan.machine.priced import paid_hours
+from scalelab.plan.memory.levers import round_batch, without_mesh
+from scalelab.plan.memory.search import Candidate, fastest_fit, without_ramp
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.time import peak_of_unit
-from scalelab.plan.whole import Alternative, plan
+from scalelab.plan.whole import PINNED, Alternative, plan
 from scalelab.precision.policy import POLICIES
 
 MOST_COUNTS = 16
+LONGEST = 1000.0  # days of a run that is looked for by its cost
+BEYOND = 4  # counts that fit and cost more than the money, after which no more are tried
 WITHIN = 1.05  # times the fewest device hours, within which more devices are worth it
 Plans = dict[int, Alternative | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a run may take: days, and money in the currency of the price; None: as much as it likes."""
+
+    days: float | None = None
+    cost: float | None = None
+
+    def met(self, option: Alternative | None) -> bool:
+        """Whether a plan fits and keeps them."""
+        if option is None:
+            return False
+        run = option.plan.training
+        return (self.days is None or run.days <= self.days) and (
+            self.cost is None or (run.cost is not None and run.cost <= self.cost)
+        )
+
+    @property
+    def text(self) -> str:
+        """The options as one writes them."""
+        parts = ([] if self.days is None else [f"--days={self.days:g}"]) + (
+            [] if self.cost is None else [f"--budget={self.cost:g}"]
+        )
+        return " ".join(parts)
+
+
+NO_LIMITS = Limits()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,35 +72,51 @@ def plan_counts(
     high: int | None = None,
     efficiency: Efficiency | None = None,
     price_per_hour: float | None = None,
-    days: float | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Plans:
     """{devices: the fastest plan that fits, None: none does} for `low`, 2 `low`, 4 `low` … up to `high`.
 
-    With `days` and no range: the counts tried on the way to the fewest that take at most so many. BadInput if `high`
-    is below `low`, for more than MOST_COUNTS, and for days that no count meets, with the nearest that works.
+    With `limits` and no range: the counts tried on the way to the fewest that take at most so many days, or to the most
+    that cost at most so much. BadInput if `high` is below `low`, for more than MOST_COUNTS, for money without a price,
+    and for limits that no count meets, with the nearest that works.
     """
-    question = _Question(config, machine, efficiency or default_efficiency(machine), price_per_hour)
-    if days is not None and low is None and high is None:
-        return _counts_for_days(question, days)
+    price = machine.price_per_hour if price_per_hour is None else price_per_hour
+    question = _Question(config, machine, efficiency or default_efficiency(machine), price)
+    if limits.cost is not None:
+        paid_hours(limits.cost, dataclasses.replace(machine, price_per_hour=price))
+    if limits.days is not None and low is None and high is None:
+        return _refuse_unmet(question, _counts_for_days(question, limits.days), limits)
+    if limits.cost is not None and low is None and high is None:
+        return _refuse_unmet(question, _counts_for_cost(question, limits.cost), limits)
     low, high = low or 1, high or MOST_DEVICES
     if high < low:
         raise BadInput(f"--devices={low}..{high}: {high} is below {low}; nearest: {high}..{low}")
     counts = [low * 2**k for k in range((high // low).bit_length())]
     if len(counts) > MOST_COUNTS:
         raise BadInput(f"--devices={low}..{high} are {len(counts)} plans; nearest: {low}..{counts[MOST_COUNTS - 1]}")
-    plans = {devices: _plan_on(question, devices) for devices in counts}
-    if days is not None and not any(_meets(option, days) for option in plans.values()):
-        raise _too_few_days(question, plans, days)
-    return plans
+    return _refuse_unmet(question, {devices: _plan_on(question, devices) for devices in counts}, limits)
 
 
 def _plan_on(question: _Question, devices: int) -> Alternative | None:
+    """The fastest plan; without the batch's warm-up where that is more than 10 % faster."""
     config, machine, efficiency = question.config, question.machine, question.efficiency
-    option = fastest_fit(config, without_mesh(config), machine, devices, efficiency)
+    free = without_mesh(config)
+    option = fastest_fit(config, free, machine, devices, efficiency)
+    if option is None and (divided := round_batch(config, devices)):
+        option = fastest_fit(config, free | divided, machine, devices, efficiency)
+    made = _plan_candidate(question, option, devices)
+    unpinned = _plan_candidate(question, without_ramp(config, machine, devices, efficiency), devices)
+    if unpinned and not (made and unpinned.plan.time.total_s > PINNED * made.plan.time.total_s):
+        return unpinned
+    return made
+
+
+def _plan_candidate(question: _Question, option: Candidate | None, devices: int) -> Alternative | None:
     if option is None:
         return None
     best = plan(
-        option.config, machine, devices, efficiency=efficiency, price_per_hour=question.price_per_hour, search=False
+        option.config, question.machine, devices, efficiency=question.efficiency,
+        price_per_hour=question.price_per_hour, search=False,
     )  # fmt: skip
     return Alternative(option.changes, option.alters, best)
 
@@ -80,20 +127,40 @@ def _counts_for_days(question: _Question, days: float) -> Plans:
     powers = [2**k for k in range(MOST_DEVICES.bit_length()) if 2 * 2**k > min(least, MOST_DEVICES)]
     for devices in powers:
         plans[devices] = _plan_on(question, devices)
-        if _meets(plans[devices], days):
+        if Limits(days).met(plans[devices]):
             break
     else:
-        raise _too_few_days(question, plans | _largest_that_fits(question, min(plans), plans), days)
+        return plans | _largest_that_fits(question, min(plans), plans)
     for between in dict.fromkeys(int(share * devices / 2) for share in BETWEEN):
         if between in plans or not in_whole_nodes(between, question.machine):
             continue
         if option := _plan_on(question, between):
             plans[between] = option
-        if _meets(option, days):
+        if Limits(days).met(option):
             break
     if 2 * devices <= MOST_DEVICES:
         plans[2 * devices] = _plan_on(question, 2 * devices)
     return dict(sorted(plans.items()))
+
+
+def _counts_for_cost(question: _Question, cost: float) -> Plans:
+    """Powers of two up to the first beyond the money after one within it; BEYOND of them where none is within it.
+
+    From the first that may take at most LONGEST days.
+    """
+    plans, beyond, within = dict[int, Alternative | None](), 0, False
+    least = _fewest_by_flops(question, LONGEST)
+    for devices in (2**k for k in range(MOST_DEVICES.bit_length()) if 2**k >= min(least, MOST_DEVICES)):
+        option = plans[devices] = _plan_on(question, devices)
+        if option is None:
+            if within:
+                break
+            continue
+        within, beyond = within or Limits(cost=cost).met(option), beyond + (not Limits(cost=cost).met(option))
+        if beyond >= (1 if within else BEYOND):
+            break
+    first = next((devices for devices, option in plans.items() if option), 1)
+    return {devices: option for devices, option in plans.items() if devices >= first // 2}
 
 
 def _largest_that_fits(question: _Question, below: int, plans: Plans) -> Plans:
@@ -113,27 +180,39 @@ def _fewest_by_flops(question: _Question, days: float) -> int:
     return max(1, math.ceil(min(flops / (peak * days * DAY_S), MOST_DEVICES)))
 
 
-def _meets(option: Alternative | None, days: float) -> bool:
-    return option is not None and option.plan.training.days <= days
-
-
-def _too_few_days(question: _Question, plans: Plans, days: float) -> BadInput:
-    """Why no count meets the days, with those of the fastest."""
-    fitting, chip = {n: option.plan.training.days for n, option in plans.items() if option}, question.machine.chip.name
-    tried = f"{min(plans):,} to {max(plans):,} x {chip}"
+def _refuse_unmet(question: _Question, plans: Plans, limits: Limits) -> Plans:
+    """`plans` where one of them meets the limits. BadInput else, with what the nearest one takes."""
+    if limits == NO_LIMITS or any(limits.met(option) for option in plans.values()):
+        return plans
+    fitting = {n: option.plan.training for n, option in plans.items() if option}
+    most, chip = f" to {max(plans):,}" if len(plans) > 1 else "", question.machine.chip.name
+    tried = f"{min(plans):,}{most} x {chip}"
     if not fitting:
-        return BadInput(f"--days={days:g}: no layout fits on {tried}; nearest: a chip with more memory")
-    fastest = min(fitting, key=lambda devices: fitting[devices])
-    return BadInput(
-        f"--days={days:g}: no count is so fast on {tried}; nearest: --days={round_up(fitting[fastest]):g} (on "
+        raise BadInput(f"{limits.text}: no layout fits on {tried}; nearest: a chip with more memory")
+    if limits.days is None or any(Limits(limits.days).met(option) for option in plans.values()):
+        least = min(fitting, key=lambda n: fitting[n].cost or 0.0 if Limits(limits.days).met(plans[n]) else math.inf)
+        cost = round_up(fitting[least].cost or 0.0)
+        raise BadInput(
+            f"{limits.text}: the run costs more on {tried}, {cost:,.0f} at least; nearest: --budget={cost:.0f} (on "
+            f"{least:,})"
+        )
+    fastest = min(fitting, key=lambda devices: fitting[devices].days)
+    raise BadInput(
+        f"{limits.text}: no count is so fast on {tried}; nearest: --days={round_up(fitting[fastest].days):g} (on "
         f"{fastest:,})"
     )
 
 
-def pick_count(fitting: Mapping[int, Alternative], days: float | None = None) -> int:
-    """The most devices within 5 % of the fewest device hours; with `days` the fewest that take at most so many."""
-    if days is not None:
-        return min(devices for devices, option in fitting.items() if _meets(option, days))
+def pick_count(fitting: Mapping[int, Alternative], limits: Limits = NO_LIMITS) -> int:
+    """The most devices within 5 % of the fewest device hours; with limits, of those that meet them.
+
+    With days the fewest devices, with money alone the most: the fastest run for it.
+    """
+    met = {devices: option for devices, option in fitting.items() if limits.met(option)}
+    if limits.days is not None:
+        return min(met)
+    if limits.cost is not None:
+        return min(met, key=lambda devices: met[devices].plan.training.days)
     hours = {devices: option.plan.training.device_hours for devices, option in fitting.items()}
     return max(devices for devices, spent in hours.items() if spent <= WITHIN * min(hours.values()))
 

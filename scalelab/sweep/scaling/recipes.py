@@ -37,6 +37,7 @@ class Recipe:
     published: dict[str, float]
     not_reproduced: tuple[str, ...]
     active_without: tuple[str, ...] = ()  # groups of parameters that the published `active` leaves out
+    data_shares: tuple[str, str] | None = None  # published shares of tokens, as a `data.mixture`, and their source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,8 @@ def find_recipe(name: str) -> Recipe:
     summary = (module.__doc__ or name).splitlines()[0]
     published = getattr(module, "PUBLISHED", {})
     lacks, without = config_lib.list_not_reproduced(path), getattr(module, "ACTIVE_WITHOUT", ())
-    return Recipe(name, path, summary, config_lib.load(path), published, lacks, without)
+    shares = getattr(module, "DATA_SHARES", None)
+    return Recipe(name, path, summary, config_lib.load(path), published, lacks, without, shares)
 
 
 def list_choices(recipe: Recipe) -> list[RecipeChoice]:

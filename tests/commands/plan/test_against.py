@@ -52,6 +52,18 @@ def test_what_cannot_run_has_no_time(capsys):
     assert step.split()[-2:] == ["-", "-"]
 
 
+@pytest.mark.full
+def test_in_place_of_what_does_not_fit_as_asked_its_nearest_is_compared(capsys):
+    """llama3_2_1b on 8 H100 as it is takes 670 GiB a device."""
+    argv = [*TINY[:2], "--devices=8", "--against=llama3_2_1b"]
+    alone = answer(capsys, "--config=llama3_2_1b", *TINY[1:2], "--devices=8")
+    figures = {each["name"]: each for each in answer(capsys, *argv)["figures"]}
+    assert figures["days"]["second"] == alone["verdict"]["days"] > 0 and figures["free, GiB"]["second"] > 0
+    assert main(["plan", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "the second as asked can't run" in lines[0] and lines[2].startswith("second plan: fsdp=8")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

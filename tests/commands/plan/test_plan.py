@@ -247,6 +247,47 @@ def test_days_choose_the_fewest_devices_that_meet_them(capsys):
 
 
 @pytest.mark.full
+def test_money_chooses_the_fastest_run_that_it_pays(capsys):
+    argv = [*LARGE, "--hardware=h100:2", "--config.precision.name=bf16", "--config.train.steps=100000"]
+    text, result = in_lines(capsys, *argv, "--budget=$9k"), answer(capsys, *argv, "--budget=$9k")
+    paid = {each["devices"]: each["days"] for each in result["counts"] if each.get("cost", 1e9) <= 9000}
+    pick = result["pick"]
+    assert paid[pick] == min(paid.values()) and len(paid) < len(result["counts"])
+    assert text[0].startswith("fits: ") and text[0].endswith("the fastest tried that cost at most 9,000")
+    again = answer(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))
+    assert again["verdict"]["fits"] and again["days"] == paid[pick] and again["cost"] <= 9000
+    assert main(["plan", *argv, "--budget=10"]) == 2
+    nearest = capsys.readouterr().err.split("nearest: ")[1].split()[0]
+    assert nearest.startswith("--budget=") and answer(capsys, *argv, nearest)["pick"]
+
+
+@pytest.mark.full
+def test_what_is_left_free_is_chosen_the_fastest_and_named(capsys):
+    argv = ["--config=llama3_2_1b", "--hardware=h100", "--devices=8"]
+    kept, free = answer(capsys, *argv)["verdict"], in_lines(capsys, *argv, "--free=precision,optimizer")
+    assert "; it changes the numbers of the training: precision.name" in free[0] and " in fp8;" in free[1]
+    again = answer(capsys, *free[3].removeprefix("paste: scalelab plan ").split(" "))
+    assert again["verdict"]["fits"] and again["verdict"]["days"] < kept["days"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--hardware=h100", "--free=batch"], "'batch' can't be left free; known: precision, optimizer"),
+        (["--hardware=h100", "--free=precision", "--mesh=fsdp=2", "--devices=2"], "nearest: leave --mesh out"),
+        (["--hardware=h100", "--budget=$50k"], "price of a device-hour of H100 SXM is not known; give it"),
+        (["--hardware=h100:2.5", "--budget=$1"], "below one device-hour of H100 SXM; nearest: --budget=2.5"),
+        (["--hardware=h100:2.5", "--budget=€"], "'€' is not an amount of money"),
+        (["--hardware=h100:2.5", "--budget=$50k", "--devices=8"], "nearest: --devices=1..8"),
+    ],
+)
+def test_money_and_freedom_for_a_config_are_refused_by_name(capsys, argv, message):
+    assert main(["plan", TINY, *argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") <= 2
+
+
+@pytest.mark.full
 def test_the_front_leaves_out_what_another_count_beats_in_days_hours_and_memory(capsys):
     argv = ["--config=configs/recipes/llama3_8b.py", "--hardware=h100:2.5", "--devices=8..64"]
     counts = answer(capsys, *argv)["counts"]

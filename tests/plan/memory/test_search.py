@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
@@ -10,7 +11,7 @@ from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import estimated_activations, search
+from scalelab.plan.memory import estimated_activations, levers, search
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
@@ -67,3 +68,24 @@ def test_the_nearest_plan_is_the_fastest_of_all_that_fit(gib):
     seconds = expected_s(nearest.static, machine, default_efficiency(machine))
     assert step_memory(nearest.static, machine).fits and not nearest.alters
     assert seconds == pytest.approx(best[0], rel=1e-9), (nearest.changes, best)
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "rounded"),
+    [(512, 12, 504), (512, 7, 504), (1024, 96, 1056), (1024, 1000, 1000), (512, 64, None)],
+)
+def test_a_batch_that_devices_do_not_divide_is_rounded_to_one_that_they_do(batch, devices, rounded):
+    """By hand: multiples of 24, 28, 96 and 1,000; a 32nd of the batch at most where one sequence a device allows it."""
+    changes = levers.round_batch(config(**{"train.global_batch": batch, "train.steps": 1000}), devices)
+    steps = rounded and math.ceil(1000 * batch / rounded)
+    assert changes == ({"train.global_batch": str(rounded), "train.steps": str(steps)} if rounded else {})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [3, 6, 7])
+def test_devices_that_do_not_divide_the_batch_get_a_plan_that_the_trainer_takes(devices):
+    tree, machine = config(), load_machine("h100")
+    option = search.nearest_fit(tree, machine, devices, default_efficiency(machine))
+    made = configs.static(configs.resolve(configs.override(tree, option.changes)))
+    assert made.layout.devices == devices and search.find_refusal(made) is None and step_memory(made, machine).fits
+    assert "train.global_batch" in option.alters and made.global_batch % devices == 0

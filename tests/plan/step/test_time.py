@@ -217,6 +217,26 @@ def test_logits_pass_through_memory_without_a_kernel():
     assert softmax("cudnn") == 0
 
 
+def test_gemma_2s_norms_and_caps_are_passes_over_memory():
+    """By hand: 65,536 tokens of 512 in 4 layers, two branches each, bf16; 65,536 x 4,096 logits in fp32."""
+    h100, tokens = load_machine("h100"), 64 * 1024
+
+    def moved(name, **model):
+        of = build_static("llama", 4, 512, 8, 64, 1024, 4096, model=model)
+        ops = step_operations(of, h100, MEGATRON_TRAITS)
+        return sum(op.bytes * op.times for op in ops if op.name == name)
+
+    each = 2 * tokens * 512 * 2 * 4  # bytes of a pass over the outputs of both branches, in all layers
+    added = {
+        name: moved(name, norm_place="around") - moved(name)
+        for name in ("norms, rotations, activation", "their backward")
+    }
+    assert list(added.values()) == [2 * each, 3 * each]  # read and written; input and gradient read, gradient written
+    assert moved("softmax of the loss", logit_softcap=30.0) - moved("softmax of the loss") == 2 * 4 * tokens * 4096
+    capped = moved("softmax", attention="blockwise", attention_softcap=50.0)
+    assert capped / moved("softmax", attention="blockwise") == pytest.approx((12 + 8) / 12)
+
+
 def test_axes_take_the_links_they_lie_on():
     """DGX H100, 8 a node: NVLink 450 GB/s, network 50 GB/s a GPU; a group with k GPUs of a node has k ports."""
     h100 = load_machine("h100")
