@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from docs.gallery import committed_results
 from scalelab.experiments import fingerprint
 from scalelab.experiments.shared import RESULTS
 from tests.claims import same
@@ -78,13 +79,11 @@ def test_another_number_is_found_by_its_definition(change, tmp_path):
     assert name in {key for key in {*old, *new} if old.get(key) != new.get(key)}
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_what_each_study_measures_with_is_reached(path):
-    """Each function of a study's own file but those that show, plan or only help the command line."""
-    made = fingerprint.read_fingerprint(path)
-    if made is None or not made["module"].startswith("experiments.studies"):
-        pytest.skip("not the result of a study of one phenomenon")
-    assert any(name.endswith(":measure") for name in same.definitions(same.ROOT, made["module"]))
+@pytest.mark.parametrize("study", sorted(committed_results()))
+def test_what_each_study_measures_with_is_reached(study):
+    made = fingerprint.read_fingerprint(RESULTS / f"{study}.json")
+    reached = {name.rpartition(":")[2] for name in same.definitions(same.ROOT, made["module"])}
+    assert len(reached) > 5 and reached & {"measure", "measure_incident", "make_trials", "list_checks"}
 
 
 def test_results_of_two_runs_are_compared_number_by_number():
