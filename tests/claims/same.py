@@ -91,11 +91,21 @@ def mark_same(path: pathlib.Path, by: str, why: str, changed: Sequence[str]) -> 
         _replace_fingerprint(path, new)
     else:
         beside.write_text(json.dumps(json.loads(beside.read_text()) | {path.name: new}, indent=1) + "\n")
-    page = path.with_suffix(".md")
-    if page.exists():
-        kept = [line for line in page.read_text().rstrip().splitlines() if not line.startswith(PAGE_LINE)]
-        text = f"{PAGE_LINE}that of {made['commit']} made this; that of {note['commit']} gives the same numbers: {why}."
-        page.write_text("\n".join([*kept, *([""] if kept[-1] else []), text]) + "\n")
+    write_line(path.with_suffix(".md"), new)
+
+
+def write_line(page: pathlib.Path, made: Mapping[str, Any]) -> None:
+    """Say on a result's page, if it has one, what is known of its code; nothing else on the page changes."""
+    if not page.exists():
+        return
+    kept = [line for line in page.read_text().rstrip().splitlines() if not line.startswith(PAGE_LINE)]
+    note = made["same"][-1]
+    text = f"{PAGE_LINE}made at {made['commit']}; at {note['commit']} its own files compute the same: {note['why']}."
+    if fingerprint.library_changed(made):
+        text += " What it calls of the library changed too" + (
+            "; the golden step of training did not." if made["trains"] else "."
+        )
+    page.write_text("\n".join([*kept, *([""] if kept[-1] else []), text]) + "\n")
 
 
 def _replace_fingerprint(path: pathlib.Path, made: Mapping[str, Any]) -> None:

@@ -102,7 +102,7 @@ def test_results_of_two_runs_are_compared_number_by_number():
 
 
 def test_a_mark_keeps_the_result_and_stands_on_its_page(tmp_path):
-    made = {"module": "experiments.curves", "commit": "abc", "own": {"curves.py": "old"}}
+    made = {"module": "experiments.curves", "commit": "abc", "own": {"curves.py": "old"}, "library": ""}
     made |= fingerprint._made_now() | {"trains": False}
     path = tmp_path / "mine.json"
     path.write_text('{\n "made_by": {"module": 1},\n "x": [1, 2]\n}\n'.replace('{"module": 1}', json.dumps(made)))
@@ -114,7 +114,6 @@ def test_a_mark_keeps_the_result_and_stands_on_its_page(tmp_path):
     assert marked["x"] == [1, 2] and not fingerprint.stale_reasons(marked["made_by"])
     assert [note["why"] for note in marked["made_by"]["same"]] == ["a name changed", "two names changed"]
     page = (tmp_path / "mine.md").read_text()
-    assert page.startswith("# Mine\n\nA table.\n\nCode: that of abc made this; ") and page.endswith(
-        "two names changed.\n"
-    )
+    assert page.startswith("# Mine\n\nA table.\n\nCode: made at abc; at ")
+    assert "compute the same: two names changed. What it calls of the library changed too; the golden step" in page
     assert page.count("Code: ") == 1
