@@ -31,7 +31,7 @@ PAGE_LINE = "Code: "
 
 
 def definitions(root: pathlib.Path, module: str) -> dict[str, str]:
-    """{"file.py:name": syntax} of what a study's `main` reaches in its own files."""
+    """{"FILE:NAME": syntax} of what a study's `main` reaches in its own files."""
     own, _ = fingerprint.source_files(root, module)
     if not own:
         return {}
