@@ -121,7 +121,7 @@ def code_digests(root: pathlib.Path, module: str) -> dict[str, Any]:
     """Digests of the code of a study: `own` {file name: digest}, and whether it trains."""
     own, _ = source_files(root, module)
     return {
-        "own": {_short_name(path): _digest(outline(path)) for path in sorted(own)},
+        "own": {short_name(path): _digest(outline(path)) for path in sorted(own)},
         "trains": any(TRAINS.search(path.read_text()) for path in own),
     }
 
@@ -135,7 +135,7 @@ def library_digest(root: pathlib.Path, module: str) -> str:
 @functools.cache
 def source_files(root: pathlib.Path, module: str) -> tuple[set[pathlib.Path], set[pathlib.Path]]:
     """The files of a study that it imports from its own folders, and those of scalelab that these import directly."""
-    start = _file_of(root, module)
+    start = find_module(root, module)
     own, library, todo = set(), set(), [start] if start else []
     if start and start.name == "__main__.py":
         todo += sorted(start.parent.glob("*.py"))
@@ -144,7 +144,7 @@ def source_files(root: pathlib.Path, module: str) -> tuple[set[pathlib.Path], se
         if path in own or path.name in FRAME or (path != start and SHOWS.fullmatch(path.stem)):
             continue
         own.add(path)
-        for file in filter(None, (_file_of(root, name) for name in _imported(path))):
+        for file in filter(None, (find_module(root, name) for name in _imported(path))):
             parts = file.relative_to(root).parts
             if OWN & {*parts[:2]}:
                 todo.append(file)
@@ -162,7 +162,7 @@ def _imported(path: pathlib.Path) -> Iterable[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _file_of(root: pathlib.Path, module: str) -> pathlib.Path | None:
+def find_module(root: pathlib.Path, module: str) -> pathlib.Path | None:
     """The file of a module of this project; experiments stand in a checkout's root, or in the installed package."""
     parts = module.split(".")
     parts = parts[1:] if parts[:2] == ["scalelab", "experiments"] else parts
@@ -171,7 +171,8 @@ def _file_of(root: pathlib.Path, module: str) -> pathlib.Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _short_name(path: pathlib.Path) -> str:
+def short_name(path: pathlib.Path) -> str:
+    """The name under which a file stands in `own`."""
     return f"{path.parent.name}/{path.name}" if path.name == "__main__.py" else path.name
 
 

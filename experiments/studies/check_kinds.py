@@ -30,12 +30,14 @@ def kind_of_check(row: Mapping[str, Any]) -> str:
 def planted_values(row: Mapping[str, Any]) -> Iterator[float]:
     """Wrong values that the check has to refuse.
 
-    Of a sign what was measured, on the other side; of a value that is not zero its double, and its half (of an integer
-    the neighbours are not asked for); of zero, and of a goal, twice the larger limit.
+    The rival that a row names; of a sign what was measured, on the other side; of a value that is not zero its double,
+    and its half (of an integer the neighbours are not asked for); of zero, and of a goal, twice the larger limit.
     """
     known, low, high = row["known"], row["low"], row["high"]
     kind = kind_of_check(row)
-    if kind == "sign":
+    if "rival" in row:
+        yield row["rival"]
+    elif kind == "sign":
         side = 1 if high - known >= known - low else -1
         yield known - side * max(abs(row["measured"] - known), 1e-12)
     elif kind == "goal" or not known:

@@ -7,6 +7,7 @@ may widen it. `judge_results` judges the committed results by this table and wri
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ from scalelab.experiments.shared import RESULTS, write_result
 from scalelab.record import records
 
 Number = float | Callable[[Mapping[str, Any]], float]
-NORMAL_95 = 1.96
+NORMAL_95, NORMAL_90 = 1.96, 1.645
+CHANCE = 0.05  # of a "yes" where the rival is true; a check with a larger one tests nothing
 NO_END = 1e9  # of limits that have one end: JSON has no infinity
 PORIAN = {"Kaplan's setting": (0.824, 0.846), "all corrected": (0.491, 0.541)}  # NeurIPS 2024: RefinedWeb, and both
 
@@ -23,7 +25,8 @@ PORIAN = {"Kaplan's setting": (0.824, 0.846), "all corrected": (0.491, 0.541)}  
 class Limit:
     """What a check may be: numbers, or functions of the result's errors. Of the rest None leaves what the study says.
 
-    `because`: why two cores can't test the claim; `reason`: what a "no" means, in a sentence.
+    `because`: why two cores can't test the claim; `reason`: what a "no" means, in a sentence. `rival`: the value that
+    the check must tell from the known one, and `error` the standard error of ours, by which it can or can't.
     """
 
     low: Number
@@ -33,6 +36,8 @@ class Limit:
     source: str | None = None
     because: str = ""
     reason: str = ""
+    rival: Number | None = None
+    error: Number | None = None
 
 
 def _neighbour(result: Mapping[str, Any], step: int) -> float:
@@ -45,16 +50,22 @@ def _unscaled(result: Mapping[str, Any]) -> float:
     return math.fsum(seed[0] for seed in result["errors"]["32768"]) / len(result["errors"]["32768"])
 
 
-def _kaplan_width(result: Mapping[str, Any], step: str) -> float:
-    """Half of the 90 % interval of an exponent."""
+def _kaplan_error(result: Mapping[str, Any], step: str) -> float:
+    """The standard error of an exponent, whose interval is of 95 %."""
     low, high = result["steps"][step]["interval"]
-    return (high - low) / 2
+    return (high - low) / (2 * NORMAL_95)
+
+
+def _corrected_error(result: Mapping[str, Any]) -> float:
+    return _kaplan_error(result, "constant, tuned learning rate")
+
+
+def _fall_error(result: Mapping[str, Any]) -> float:
+    return math.hypot(_kaplan_error(result, "as Kaplan"), _corrected_error(result))
 
 
 def _fall_width(result: Mapping[str, Any]) -> float:
-    both = [_kaplan_width(result, step) for step in ("as Kaplan", "constant, tuned learning rate")]
-    source = [(high - low) / 2 for low, high in PORIAN.values()]
-    return math.hypot(*both, *source)
+    return math.hypot(NORMAL_90 * _fall_error(result), *((high - low) / 2 for low, high in PORIAN.values()))
 
 
 SMALL = "the claim is of models hundreds of times as large, in longer runs; two cores train 0.05 M parameters"
@@ -62,6 +73,9 @@ LIMITS: dict[str, dict[str, Limit]] = {
     "critical_batch": {
         "regression: bias of the mean of ratios": Limit(
             0, NO_END, 0, "sign", "above 0: second order says 0.083, and higher ones add"),
+        "quadratic: slope of the best rate, batches from 512": Limit(
+            -0.1, 0.1, 0, "closed form", "1/(1 + B_crit/B) (McCandlish et al. 2018) falls to 0; a square root is 0.5",
+            rival=0.5),
         "transformer: B_crit / mean noise scale": Limit(
             0.1, 10, because="the source promises an order of magnitude, which half and twice the value keep"),
         "transformer: noise scale, step 640 / step 20": Limit(1, NO_END),
@@ -83,15 +97,16 @@ LIMITS: dict[str, dict[str, Limit]] = {
             "thousands of times as large"),
     },
     "kaplan_vs_chinchilla": {
+        "a, as Kaplan": Limit(
+            0.7, 0.9, rival=0.5, error=lambda result: _kaplan_error(result, "as Kaplan")),
         "a, all corrected": Limit(
-            lambda result: PORIAN["all corrected"][0] - _kaplan_width(result, "constant, tuned learning rate"),
-            lambda result: PORIAN["all corrected"][1] + _kaplan_width(result, "constant, tuned learning rate"),
-            source="Hoffmann et al. 2022; Porian et al. 2024: 0.491 to 0.541, widened by our 90 % interval"),
+            lambda result: PORIAN["all corrected"][0] - NORMAL_90 * _corrected_error(result),
+            lambda result: PORIAN["all corrected"][1] + NORMAL_90 * _corrected_error(result),
+            source="Hoffmann et al. 2022; Porian et al. 2024: 0.491 to 0.541, widened by our 90 % interval",
+            rival=0.73, error=_corrected_error),
         "fall of a by all corrections": Limit(
             lambda result: 0.338 - _fall_width(result), lambda result: 0.338 + _fall_width(result),
-            source="Porian et al. 2024: 0.835 - 0.497, within all four 90 % intervals",
-            because="our intervals of both exponents are about as wide as half of the fall: five budgets over a "
-            "factor of 16 are what two cores train"),
+            source="Porian et al. 2024: 0.835 - 0.497, within all four 90 % intervals", rival=0, error=_fall_error),
     },
     "loss_scaling": {
         "scaled by 2^12, 32,768 tokens: error of the gradient": Limit(
@@ -141,15 +156,28 @@ LIMITS: dict[str, dict[str, Limit]] = {
 def judge_checks(study: str, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The checks of a result under this table; rows that it doesn't name stay as they are."""
     table = LIMITS.get(study, {})
-    plain = ({key: row[key] for key in row if key not in ("because", "reason")} for row in result["checks"])
+    named = ("because", "reason", "rival", "error")
+    plain = ({key: row[key] for key in row if key not in named} for row in result["checks"])
     return [_judge(row, table[row["name"]], result) if row["name"] in table else row for row in plain]
 
 
 def _judge(row: Mapping[str, Any], limit: Limit, result: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: _number(getattr(limit, name), result) for name in ("low", "high", "known")}
+    fields = {name: _number(getattr(limit, name), result) for name in ("low", "high", "known", "rival", "error")}
     named = {name: getattr(limit, name) for name in ("kind", "source", "because", "reason")}
     judged = {**row, **{key: value for key, value in {**fields, **named}.items() if value not in (None, "")}}
+    if judged.get("error") and (chance := rival_chance(judged)) > CHANCE:
+        judged["because"] = (
+            f"our standard error is {judged['error']:.2g}: if {judged['rival']:.4g} were true, {chance:.0%} of such "
+            "studies would say yes as well"
+        )
     return judged | {"inside": bool(judged["low"] <= row["measured"] <= judged["high"])}
+
+
+def rival_chance(row: Mapping[str, Any]) -> float:
+    """How often a check would say yes if its rival were true: of a normal variable with the row's standard error."""
+    ends = (statistics.NormalDist(row["rival"], row["error"]).cdf(row[end]) for end in ("low", "high"))
+    low, high = ends
+    return high - low
 
 
 def _number(value: Number | None, result: Mapping[str, Any]) -> float | None:

@@ -146,6 +146,8 @@ def _format_user_error(path: pathlib.Path, error: BaseException) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     reason = str(error).strip().split("\n")[0]
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "configs":
+        reason += f"; outside a checkout it is scalelab.{error.name}"
     return f"{path}, line {line}: {type(error).__name__}: {reason}"
 
 

@@ -1,9 +1,10 @@
-"""python -m tests.claims [--write | --draft PAGE | --run] [--table=PATH]
+"""python -m tests.claims [--write | --draft PAGE | --run[=WORD]] [--table=PATH]
 
 Compare each number that a page states with the source that claims.toml names for it; prints the rows by kind, and what
 is wrong; exit code 1 if anything is. A number of a page that no row covers is wrong too (tests/claims/prose.py says
 which numbers count). `--write` puts the sources' numbers into the pages, and marks results in docs/results.md that are
-stale; `--draft PAGE` prints rows for the numbers that have none; `--run` runs the commands of rows with `printed`.
+stale; `--draft PAGE` prints rows for the numbers that have none; `--run` runs the commands of rows with `printed`, with
+WORD those that contain it.
 """
 
 import argparse
@@ -94,16 +95,20 @@ def draft_rows(name: str, rows: Sequence[Mapping[str, Any]], pages: Mapping[str,
     return "\n".join(parts)
 
 
-def run_commands(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Run the command of each `printed` row, and keep what it printed."""
-    outputs = {}
-    for command in sorted({row["printed"] for row in rows if "printed" in row}):
+def run_commands(rows: Sequence[Mapping[str, Any]], word: str = "") -> None:
+    """Run the commands of `printed` rows that contain `word`, and keep what they print; the others' output stays."""
+    commands = sorted({row["printed"] for row in rows if "printed" in row})
+    chosen = [command for command in commands if word in command]
+    facts = json.loads(PRINTED.read_text())
+    outputs = {key: text for key, text in facts.pop("outputs").items() if key in commands}
+    for command in chosen:
         words = shlex.split(command)
         words = [sys.executable, "-m", *words] if words[0] == "scalelab" else [sys.executable, *words[1:]]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         outputs[command] = done.stdout + done.stderr
         print(f"exit code {done.returncode}: {command}")
-    facts = {"command": "python -m tests.claims --run", KEY: make_fingerprint("experiments.isoflop")}
+    if any("experiments." in command for command in chosen):
+        facts[KEY] = make_fingerprint("experiments.isoflop")
     PRINTED.write_text(json.dumps(facts | {"outputs": outputs}, indent=1) + "\n")
 
 
@@ -112,12 +117,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.claims", description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--draft", metavar="PAGE")
-    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--run", nargs="?", const="", metavar="WORD")
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     options = parser.parse_args(argv)
     (rows, missing), pages = read_table(options.table), read_pages()
-    if options.run:
-        run_commands(rows)
+    if options.run is not None:
+        run_commands(rows, options.run)
     if options.draft:
         print(draft_rows(options.draft, rows, pages))
         return 0

@@ -49,7 +49,7 @@ def made_at(path: pathlib.Path) -> dict[str, Any]:
     now, oldest = _numbers(path.read_text()), None
     for commit, name in _history(path):
         try:
-            text = _git("show", f"{commit}:{name}")
+            text = git_output("show", f"{commit}:{name}")
         except subprocess.CalledProcessError:  # the commit that moved it away
             continue
         oldest = commit if _numbers(text) == now else oldest
@@ -60,17 +60,17 @@ def made_at(path: pathlib.Path) -> dict[str, Any]:
         root = pathlib.Path(place)
         archive = subprocess.run(["git", "archive", oldest], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", place], input=archive, check=True)
-        there = _module_there(root, module)
+        there = module_there(root, module)
         digests = fingerprint.code_digests(root, there) | {"library": fingerprint.library_digest(root, there)}
         golden = fingerprint.golden_digest(root)
-    commit = {"commit": oldest[:12], "date": _git("log", "-1", "--format=%as", oldest).strip(), "module": module}
+    commit = {"commit": oldest[:12], "date": git_output("log", "-1", "--format=%as", oldest).strip(), "module": module}
     versions = {"jax": _version("jax", path), "python": _version("Python", path)}
     return commit | {"golden": golden} | versions | digests
 
 
 def _history(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """(commit, name there) of each change of a file, newest first, through renames."""
-    log = _git("log", "--follow", "-m", "-M30%", "--format=%H", "--name-only", "--", str(path.relative_to(ROOT)))
+    log = git_output("log", "--follow", "-m", "-M30%", "--format=%H", "--name-only", "--", str(path.relative_to(ROOT)))
     yield from re.findall(r"^([0-9a-f]{40})(?: .*)?\n\n(.+)$", log, re.MULTILINE)
 
 
@@ -89,7 +89,7 @@ def _module_of(path: pathlib.Path) -> str:
     return re.search(r"python -m ([\w.]+)", json.loads(path.read_text())["command"])[1]
 
 
-def _module_there(root: pathlib.Path, module: str) -> str:
+def module_there(root: pathlib.Path, module: str) -> str:
     """The name that a module had in an older checkout: that of the file, or folder, of its last part."""
     parts = module.split(".")
     if any((root.joinpath(*parts).with_suffix(".py").exists(), (root.joinpath(*parts) / "__main__.py").exists())):
@@ -121,7 +121,8 @@ def _text(path: pathlib.Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _git(*arguments: str) -> str:
+def git_output(*arguments: str) -> str:
+    """What git prints in this checkout."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 

@@ -52,3 +52,9 @@ def test_a_file_written_twice_within_a_second_is_read_anew(tmp_path, monkeypatch
         os.utime(path, (1e9, 1e9))
         read.append(config.load(path).train.global_batch)
     assert read == [16, 24]
+
+
+def test_a_config_that_imports_the_checkout_s_configs_elsewhere_is_told_their_name(tmp_path):
+    (tmp_path / "mine.py").write_text("from configs.nowhere import get_config\n")
+    with pytest.raises(BadInput, match=r"mine.py, line 1: .*; outside a checkout it is scalelab\.configs\.nowhere$"):
+        config.load(tmp_path / "mine.py")

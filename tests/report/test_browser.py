@@ -102,6 +102,45 @@ def test_what_a_reader_asks_is_answered(browser, pages):
     assert not browser.complaints
 
 
+CONTROLS = ("[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]"
+            ".filter(e => e.tabIndex >= 0 && e.checkVisibility())")  # fmt: skip
+
+
+def press_key(browser, key, code):
+    """Press and release a key, as a person would."""
+    text = {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("kind", ["run", "sweep", "study"])
+def test_the_keyboard_alone_reaches_every_control_and_shows_where_it_is(browser, pages, kind, dark):
+    browser.open(pages[kind], dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    browser.run("new Promise(done => setTimeout(done, 50))")
+    browser.run(f"{CONTROLS}.forEach((each, i) => {{ each.dataset.control = i }})")
+    number = browser.run(f"{CONTROLS}.length")
+    seen = set()
+    for _ in range(2 * number + 20):  # areas that scroll take the focus too
+        press_key(browser, "Tab", 9)
+        place, outline = browser.run(
+            "(e => [e.dataset.control, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        )
+        if place is not None:
+            seen.add(int(place))
+            assert outline != "none", browser.run("document.activeElement.outerHTML")[:200]
+    assert seen == set(range(number)) and number > 5
+
+
+def test_a_heading_sorts_by_the_enter_key(browser, pages):
+    browser.open(pages["sweep"])
+    browser.run("document.querySelector('table[data-sortable] th').focus()")
+    for order in ("ascending", "descending"):
+        press_key(browser, "Enter", 13)
+        assert browser.run("document.activeElement.ariaSort") == order
+
+
 def test_a_live_page_draws_its_charts_and_loads_itself_again(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "LEAST_REST_S", 0.0)
     monkeypatch.setattr(serve, "REST_SHARE", 0.0)

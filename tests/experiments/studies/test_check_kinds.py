@@ -16,8 +16,8 @@ from scalelab.experiments.studies.check_kinds import (
 )
 
 CHECKS = [(name, row) for name, result in committed_results().items() for row in result["checks"]]
-WIDE = 1  # checks whose limits can't say no, those that two cores can't test aside; fewer is better, more is a fault
-UNTESTABLE = 4  # claims that two cores can't test; a page says why
+WIDE = 0  # checks whose limits can't say no, those that two cores can't test aside; fewer is better, more is a fault
+UNTESTABLE = 5  # claims that two cores can't test; a page says why
 
 
 def judge(row, value):
@@ -85,6 +85,17 @@ def test_kind_and_verdict(row, kind, verdict):
     assert kind_of_check(row) == kind and verdict_of(row) == verdict
     assert outcome.check_cells(row)[2] == kind and outcome.check_cells(row)[-1] == verdict
     assert kind_of_check(row | {"kind": "goal"}) == "goal"
+
+
+@pytest.mark.parametrize(("high", "error", "verdict"), [
+    (0.55, 0.05, "yes"), (0.55, 0.09, "yes"), (0.55, 0.1, "not testable"), (0.75, None, "can't say no"),
+])  # fmt: skip
+def test_a_check_that_its_rival_would_often_pass_tests_nothing(high, error, verdict, monkeypatch):
+    """0.5 against 0.7: a normal value about 0.7 is below 0.55 in 0.1, 4.8 and 6.7 % of cases."""
+    limit = limits.Limit(0.35, high, rival=0.7, error=error)
+    monkeypatch.setitem(limits.LIMITS, "mine", {"x": limit})
+    (row,) = limits.judge_checks("mine", {"checks": [check(0.5, "Porian et al. 2024", 0.52, 0.0, 1.0)]})
+    assert verdict_of(row) == verdict and row["inside"]
 
 
 def test_what_was_chosen_after_runs_is_said():
