@@ -12,6 +12,7 @@ from checks.diagnosis.contract.case import HEALTHY, SMALL, Answer, Case, Edit
 ONE_SIZE = (SMALL,)
 STEPS = 300  # of balance that moves by 1e-3 a step
 EXPERTS: dict[str, Any] = {"model.block": "experts", "model.n_experts": 8, "model.d_expert": 32, "train.steps": STEPS}
+GOES_ON = {"schedule.name": "constant"}  # a cosine is planned for its end
 DEAD = Answer(("dead expert", "no token"))
 COLLAPSED = Answer(("router collapsed", "few experts", "router logit"))
 _TOP_K = "    experts_BSK = jax.lax.top_k(ranks_BSE, shape.experts_per_token)[1]\n"
@@ -59,7 +60,7 @@ FAULTS = (
         "code",
         "a run goes on with a newer version of the code, which leaves out one expert",
         DEAD,
-        EXPERTS,
+        EXPERTS | GOES_ON,
         ONE_SIZE,
         later={"train.steps": 2 * STEPS},
         later_edits=(_masked("jnp.arange(shape.n_experts) == 6"),),
@@ -94,9 +95,8 @@ FAULTS = (
         (
             Edit(
                 "model/experts/balance.py",
-                '    return Variable((shape.n_experts,), functools.partial(_move_bias, shape.balance_rate), ("experts",))\n',
-                "    move = functools.partial(_move_bias, shape.balance_rate)\n"
-                '    return Variable((shape.n_experts,), move, ("experts",), fill=float("nan"))\n',
+                'functools.partial(_move_bias, shape.balance_rate), ("experts",))\n',
+                'functools.partial(_move_bias, shape.balance_rate), ("experts",), fill=float("nan"))\n',
             ),
         ),
         harm="all tokens go to two experts",
@@ -115,58 +115,60 @@ FAULTS = (
     ),
 )
 
-_ODD = (
-    (
+
+def _odd(name: str, about: str, seed: int, changes: dict[str, Any], **more: Any) -> Case:
+    return Case(name, HEALTHY, about, None, EXPERTS | changes, ONE_SIZE, seed=seed, **more)
+
+
+HEALTHY_RUNS = (
+    _odd(
         "four tokens an expert",
         "24 experts, one a token, of 96 tokens a step: in single steps some get none",
+        211,
         {
             "model.n_experts": 24, "model.experts_per_token": 1, "model.router_renormalize": False,
             "model.seq_len": 32, "train.global_batch": 3,
         },
     ),
-    (
+    _odd(
         "experts behind dense blocks, Muon",
         "one of three blocks has experts beside a shared one; scores by sigmoid",
+        212,
         {
             "model.n_layers": 3, "model.block": "sequential=2,experts=1", "model.n_shared_experts": 1,
             "model.router_scores": "sigmoid", "optim.name": "muon",
         },
     ),
-    (
+    _odd(
         "all of four experts",
         "each token goes to all experts: a dense sum, with nothing to balance",
+        213,
         {"model.n_experts": 4, "model.experts_per_token": 4, "model.balance_rate": 0.0},
     ),
-    (
+    _odd(
         "as the Switch Transformer",
         "one expert a token, ReLU, a capacity that drops tokens, losses in the place of the bias",
+        214,
         {
             "model.experts_per_token": 1, "model.router_renormalize": False, "model.mlp": "relu",
             "model.expert_capacity": 1.25, "model.balance_rate": 0.0, "model.balance_weight": 0.01,
             "model.router_z_weight": 1e-3,
         },
     ),
-    (
+    _odd(
         "fine experts",
         "64 experts of width 8, 8 a token",
+        215,
         {"model.n_experts": 64, "model.experts_per_token": 8, "model.d_expert": 8},
     ),
-)  # fmt: skip
-HEALTHY_RUNS = tuple(
-    Case(name, HEALTHY, about, None, EXPERTS | changes, ONE_SIZE, seed=211 + number)
-    for number, (name, about, changes) in enumerate(_ODD)
-) + (
-    Case(
+    _odd(
         "an expert that rested",
-        HEALTHY,
         "a mask kept one expert out for the first 100 steps; then the run went on without it",
-        None,
-        EXPERTS | {"train.steps": 100},
-        ONE_SIZE,
-        (_masked('jnp.arange(shape.n_experts) == globals().get("RESTS", 2)'),),
+        216,
+        GOES_ON | {"train.steps": 100},
+        edits=(_masked('jnp.arange(shape.n_experts) == globals().get("RESTS", 2)'),),
         later={"train.steps": 2 * STEPS},
         later_edits=(Edit("model/experts/router.py", "LEAST_SUM = 1e-20", "RESTS = -1\nLEAST_SUM = 1e-20"),),
-        seed=216,
     ),
-)
+)  # fmt: skip
 CASES = {case.name: case for case in FAULTS + HEALTHY_RUNS}
