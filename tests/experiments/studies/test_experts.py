@@ -63,6 +63,15 @@ def test_the_law_is_recovered_and_predicts_the_larger_run(losses):
     assert low < law(runs.larger_cell(BUDGETS)) < high and high / low < 1.05
 
 
+@pytest.mark.full
+def test_cells_of_the_law_that_are_left_out_are_predicted_and_a_bump_is_seen(losses):
+    largest = lambda cell: cell[2] == max(BUDGETS)  # noqa: E731
+    assert abs(answers.hold_out(losses, largest)["worst"]) < 0.01
+    bumped = {cell: [1.05 * x if largest(cell) else x for x in each] for cell, each in losses.items()}
+    assert answers.hold_out(bumped, largest)["mean"] == pytest.approx(-0.05, abs=0.01)
+    assert set(answers.hold_out(losses, lambda cell: cell[1] > 16)) == {"reason"}
+
+
 def test_page_and_checks_follow_from_the_losses(losses):
     rows = [row for budget in BUDGETS for row in answers.compare_with_dense(losses, budget)]
     assert answers.count_falls(rows[-4:]) == 3 and rows[-1]["high"] < 0
@@ -75,7 +84,8 @@ def test_page_and_checks_follow_from_the_losses(losses):
                  "interval90": [1.9, 2.1], "params": {"c": 1.2}}  # fmt: skip
     cells = [{"expansion": x, "width": w, "budget": b, "losses": each} for (x, w, b), each in losses.items()]
     result = {"budgets": list(BUDGETS), "seeds": 3, "rows": rows, "cells": cells, "predicted": predicted,
-              "balance": balance}  # fmt: skip
+              "balance": balance, "held": {"8e+10 FLOPs": {"mean": 0.002, "worst": -0.011, "alpha": -2.5},
+              "d_model 32": {"reason": "two sizes"}}}  # fmt: skip
     assert all(check["inside"] for check in study.list_checks(result))
     worse = [row | {"high": 0.01} for row in rows]
     worse[-1]["loss"] = 9.0
@@ -84,5 +94,6 @@ def test_page_and_checks_follow_from_the_losses(losses):
     assert [check["inside"] for check in failed] == [False, False, False, False, True, True]
     assert "reached 2.200, outside of it" in study.describe_finding(result)
     text = "\n".join(study.describe(result))
+    assert "| 8e+10 FLOPs | +0.2% | -1.1% | -2.50 |" in text and "| d_model 32 | not determined: two sizes |" in text
     assert "| 8e+10 | 8 |" in text and "(edge)" in text and json.dumps(result)
     assert len(study.plot_losses(result).axes) == 2
