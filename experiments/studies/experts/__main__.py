@@ -39,8 +39,9 @@ LIMITS = (
     "three widths; a best one at their edge makes a comparison of sizes, not of optima; it is chosen on the seeds "
     "that are compared. FLOPs count useful products alone, not the router's choice, sorting or sending, which cost "
     "more here than experts save: it is a study of losses, not of time. The law's exponents are held equal for all "
-    "numbers of experts; runs as short as those of --quick give exponents far from published ones, and a law that "
-    "extrapolates badly; one larger run of one seed says that this interval held or not. A bias of 1e-2 a step "
+    "numbers of experts, and three widths within a factor of 3.3 in active parameters hardly determine the exponent "
+    "of N, as the cells left out show: a law may carry over to twice the compute and not to a wider model, which the "
+    "predicted run is. One larger run of one seed says that this interval held or not. A bias of 1e-2 a step "
     "suits short runs; nothing here tells what 1e-3 does over tens of thousands of steps."
 )
 
