@@ -101,7 +101,8 @@ def settle_bias(form: Format, shape: ModelShape, params: Params) -> tuple[ModelS
     if largest := max(sizes.values(), default=0):
         raise BadInput(
             f"{form.name} has no place for the experts' bias, which is up to {largest:g} here (model.balance_rate="
-            f"{shape.balance_rate:g}): without it tokens would go to other experts; deepseek_v3 alone has one"
+            f"{shape.balance_rate:g}): without it tokens would go to other experts; deepseek_v3 alone has one; "
+            "nearest: a run with model.balance_rate=0 and model.balance_weight=0.01, a loss in its place"
         )
     return shape, params
 

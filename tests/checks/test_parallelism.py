@@ -3,6 +3,7 @@
 import pytest
 
 from checks.numerics.parallelism.__main__ import is_within_tolerance
+from checks.numerics.parallelism.experts import merge_rows
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,13 @@ def test_a_layout_in_fp32_that_is_not_one_devices_fails():
 def test_sums_of_blocks_that_are_not_one_devices_fail():
     row = {"loss_rel_diff": 1e-7, "grad_rel_diff": 1e-6, "sums_rel_diff": 3e-6}
     assert not is_within_tolerance({"rows": [row], "rows_bf16": []})
+
+
+def test_new_rows_of_experts_take_the_place_of_theirs_and_the_others_stay():
+    before = [{"layout": "expert", "skewed": skewed, "date": "old"} for skewed in (False, True)]
+    gone = {"layout": "a layout that is not there any more", "skewed": True, "date": "old"}
+    rows = [{"layout": name, "skewed": True, "date": "new"} for name in ("expert+data", "expert")]
+    merged = merge_rows(rows, [*before, gone])
+    assert [(row["layout"], row["skewed"], row["date"]) for row in merged] == [
+        ("expert", False, "old"), ("expert", True, "new"), ("expert+data", True, "new"),
+    ]  # fmt: skip

@@ -7,8 +7,9 @@ give with those of a single device, counts the bytes that each device holds and 
 puts the formulas beside them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU
 devices; --quick takes each layout with one variant of the model instead of two, of which stages get a third that has
 layers they don't divide; --options takes models that have these options of the block and of attention; then nothing is
-counted. --experts takes layouts of models with experts instead, `all` writes checks/results/parallelism_experts.*. The
-whole (`make test-parallel`) is written to checks/results/parallelism.*.
+counted. --experts takes layouts of models with experts instead, and stores their rows in
+checks/results/parallelism_experts.*, beside the others' with their dates. The whole (`make test-parallel`) is written
+to checks/results/parallelism.*.
 
     python -m checks.numerics.parallelism --quick
 """

@@ -13,23 +13,27 @@ from checks.shared import RESULTS
 from scalelab.cli.parser import emit_json
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.experiments.studies.fsdp.rows import compare_layout
+from scalelab.record import records
 from scalelab.train.lineage.facts import package_versions
 
 COLUMNS = ("experts on", "loss", "gradients", "sums of blocks", "KiB a device", "by formula", "KiB of rows sent")
-COLUMNS += ("by formula",)
+COLUMNS += ("by formula", "date")
 LOSS = 2e-7  # a unit in the last place of an fp32 loss above four is 1.1e-7
 
 
 def check_experts(names: list[str], quick: bool, json: str | None) -> int:
-    """Compare these layouts, print the table, and write it if they are all; 0 if every row is one device's, else 1."""
+    """Compare these layouts, print the table, and store the rows; 0 if every row is one device's, else 1.
+
+    Rows of layouts that were not asked for stay, each with its date. --quick stores nothing.
+    """
     rows = compare_experts(names, quick)
     if json != "-":
         table = Table(*COLUMNS)
         for line in expert_cells(rows):
             table.add_row(*line)
         Console(width=180).print(table)
-    if len(names) == len(EXPERT_LAYOUTS) and not quick:
-        write_experts(rows)
+    if not quick:
+        write_experts(merge_rows(rows, [] if len(names) == len(EXPERT_LAYOUTS) else read_stored()))
     emit_json({"experts": rows}, json)
     return 0 if all(map(is_row_exact, rows)) else 1
 
@@ -41,8 +45,22 @@ def compare_experts(names: list[str], quick: bool) -> list[dict]:
         print(f"{name}: {'skewed' if skewed else 'balanced'} experts", file=sys.stderr, flush=True)
         layout = EXPERT_LAYOUTS[name]
         rows.append(compare_layout(name, layout, expert_variants()[skewed], "fp32", skewed=skewed))
-        rows[-1]["skewed"] = skewed
+        rows[-1] |= {"skewed": skewed, "date": str(datetime.date.today())}
     return rows
+
+
+def read_stored() -> list[dict]:
+    """The rows of results/parallelism_experts.json; those of one date have it from the file."""
+    path = RESULTS / "parallelism_experts.json"
+    stored = records.read_json(path) if path.exists() else {"date": "", "experts": []}
+    return [{"date": stored["date"]} | row for row in stored["experts"]]
+
+
+def merge_rows(rows: list[dict], before: list[dict]) -> list[dict]:
+    """The rows by layout, in the order of the layouts: new ones take the place of those before."""
+    by_key = {(row["layout"], row["skewed"]): row for row in before + rows}
+    order = itertools.product(EXPERT_LAYOUTS, (False, True))
+    return [by_key[key] for key in order if key in by_key]
 
 
 def is_row_exact(row: dict) -> bool:
@@ -64,6 +82,7 @@ def expert_cells(rows: list[dict]) -> list[tuple[str, ...]]:
             f"{r['layout']}, {'skewed' if r['skewed'] else 'balanced'}",
             *(f"{r[key]:.1e}" for key in ("loss_rel_diff", "grad_rel_diff", "sums_rel_diff")),
             *(kib(r, name) for name in sizes),
+            r["date"],
         )
         for r in rows
     ]

@@ -1,12 +1,12 @@
 """From losses to answers: the gain of experts at equal active compute, the joint law, and the prediction."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from scalelab import laws
-from scalelab.errors import WorkFailed
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments.studies.experts import runs
 from scalelab.experiments.studies.experts.runs import EXPANSIONS, SEEDS, WIDTHS, Cell
 from scalelab.laws import FitError, Fitted
@@ -70,6 +70,22 @@ def fit_law(losses: Losses) -> Fitted:
         return laws.fit(law_table(losses), LAW, fixed=FIXED, bootstrap=RESAMPLES, identify=False, n_convention="active")
     except FitError as failure:
         raise WorkFailed(f"the joint law could not be fitted: {failure}") from failure
+
+
+def hold_out(losses: Losses, is_held: Callable[[Cell], bool]) -> dict[str, Any]:
+    """Relative errors, by mean losses, of the joint law of the other cells on those that are held: where does it fail?
+
+    `alpha`: that fit's exponent of N. {"reason": why} where the others don't determine the law.
+    """
+    others, held = ({c: each for c, each in losses.items() if is_held(c) is side} for side in (False, True))
+    try:
+        fitted = laws.fit(law_table(others), LAW, fixed=FIXED, bootstrap=0, identify=False, n_convention="active")
+    except (BadInput, FitError) as failure:
+        return {"reason": str(failure)}
+    table = law_table({cell: [float(np.mean(each))] for cell, each in held.items()})
+    errors = fitted.problem.law(table, fitted.params) / table["loss"] - 1
+    worst = float(errors[np.argmax(np.abs(errors))])
+    return {"mean": float(np.mean(errors)), "worst": worst, "alpha": fitted.params["alpha"]}
 
 
 def predict_cell(fitted: Fitted, cell: Cell) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def test_page_and_checks_follow_from_the_losses(losses):
                  "interval90": [1.9, 2.1], "params": {"c": 1.2}}  # fmt: skip
     cells = [{"expansion": x, "width": w, "budget": b, "losses": each} for (x, w, b), each in losses.items()]
     result = {"budgets": list(BUDGETS), "seeds": 3, "rows": rows, "cells": cells, "predicted": predicted,
-              "balance": balance}  # fmt: skip
+              "balance": balance, "held": {"8e+10 FLOPs": {"mean": 0.002, "worst": -0.011, "alpha": -2.5},
+              "d_model 32": {"reason": "two sizes"}}}  # fmt: skip
     assert all(check["inside"] for check in study.list_checks(result))
     worse = [row | {"high": 0.01} for row in rows]
     worse[-1]["loss"] = 9.0
@@ -84,5 +85,6 @@ def test_page_and_checks_follow_from_the_losses(losses):
     assert [check["inside"] for check in failed] == [False, False, False, False, True, True]
     assert "reached 2.200, outside of it" in study.describe_finding(result)
     text = "\n".join(study.describe(result))
+    assert "| 8e+10 FLOPs | +0.2% | -1.1% | -2.50 |" in text and "| d_model 32 | not determined: two sizes |" in text
     assert "| 8e+10 | 8 |" in text and "(edge)" in text and json.dumps(result)
     assert len(study.plot_losses(result).axes) == 2
