@@ -234,7 +234,8 @@ def _count_tokens(evidence: Evidence, stretch: Stretch, rows: int, targets: bool
     times, data = np.zeros(rows, np.int64), evidence.data
     if data is None or evidence.values["schedule.seq_start"] or evidence.values["log.stretches"]:
         return times
-    if any(np.any(x) for name, x in stretch.after.part("guard").items() if name == "data_shift"):
+    memory = stretch.after.part("guard")
+    if np.any(memory.get("data_shift", 0)) or np.any(memory.get("jumps", -1) >= 0):
         return times
     first = max(stretch.before.step, stretch.after.step - MOST_BATCHES)
     for step in range(first, stretch.after.step):
