@@ -108,17 +108,6 @@ class Decision(NamedTuple):
     lr: jax.Array | float = math.inf  # planned for this step
     overflows: jax.Array | int = 0  # whether it is one of fp16, which lowers the loss scale
 
-    @property
-    def value(self) -> jax.Array:
-        """Loss or gradient norm, whichever was flagged."""
-        return jnp.where(self.signal == NORM, self.values[..., 1], self.values[..., 0])
-
-    @property
-    def threshold(self) -> jax.Array:
-        """What the value was held to."""
-        of_loss = jnp.where(self.signal == EARLY, self.limit, self.thresholds[..., 0])
-        return jnp.where(self.signal == NORM, self.thresholds[..., 1], of_loss)
-
 
 def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
     """`now` with the LR and the clip that the guard's past actions left; exactly `now` where there were none."""

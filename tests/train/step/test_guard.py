@@ -147,7 +147,7 @@ def test_healthy_series_are_never_flagged_and_a_spike_of_either_kind_is():
     _, decisions, reports = decided(Guard("watch"), losses, norms)
     np.testing.assert_array_equal(np.flatnonzero(decisions.signal), [200, 400])
     np.testing.assert_array_equal(decisions.signal[[200, 400]], [guard.LOSS, guard.NORM])
-    np.testing.assert_allclose(decisions.value[[200, 400]], [losses[200], norms[400]], rtol=1e-6)
+    np.testing.assert_allclose(reports.value[[200, 400]], [losses[200], norms[400]], rtol=1e-6)
     assert decisions.accepted.all() and not decisions.action.any()  # watch only looks
     assert reports.score[-1] == np.float32(2 / N)
     shapes = {int(i): incident.SHAPES[int(k)] for i, k in enumerate(reports.shape) if k}

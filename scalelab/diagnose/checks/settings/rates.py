@@ -44,7 +44,7 @@ def own_rate(evidence: Evidence) -> float | None:
 def check_lr(evidence: Evidence) -> Findings:
     """Judge a peak LR on both sides: by siblings, by the optimizer's own, by the updates' sizes and the loss."""
     siblings = find_siblings(evidence)
-    findings = [*judge_siblings(evidence, siblings)]
+    findings = [*judge_siblings(evidence, siblings, own_rate(evidence))]
     ratio, lr = update_ratio(evidence), float(evidence.values["optim.peak_lr"] or 0.0)
     if not len(ratio.steps):
         return [*findings, Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
@@ -75,9 +75,12 @@ def check_lr(evidence: Evidence) -> Findings:
 
 
 def _better_rate(evidence: Evidence, ratio: Series, sibling: float | None) -> float:
-    """A lower LR near a good one: the best sibling's, the optimizer's own, or one that makes updates a usual size."""
+    """A lower LR near a good one: the best sibling's, the optimizer's own, or one that makes updates a usual size.
+
+    A sibling's that is itself far above the optimizer's own would be judged too high in its turn.
+    """
     lr, own = float(evidence.values["optim.peak_lr"] or 0.0), own_rate(evidence)
-    if sibling is not None and sibling < lr / 2:
+    if sibling is not None and sibling < lr / 2 and (own is None or sibling < FAR_FACTOR * own):
         return sibling
     if own is not None and own <= lr / 3 and find_optimizer(evidence.values["optim.name"]).like != "sgd":
         return own
