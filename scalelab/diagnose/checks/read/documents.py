@@ -10,6 +10,7 @@ from scalelab.diagnose.checks.read.again.shingles import (
     NEAR,
     Documents,
     Nearest,
+    drop_spaces,
     find_nearest,
     find_shingles,
     take_documents,
@@ -32,8 +33,9 @@ def check_documents(evidence: Evidence) -> Findings:
         return []  # the checks of the sample report it
     train, val = (_documents(data, side) for side in ("train", "val"))
     length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
-    pool = find_shingles(train, length)
-    held_out = find_nearest(find_shingles(val, length), pool)
+    as_read = drop_spaces if data.dataset.vocab_size <= BYTES else lambda documents: documents
+    pool = find_shingles(as_read(train), length)
+    held_out = find_nearest(find_shingles(as_read(val), length), pool)
     among = find_nearest(pool, pool, itself=True)
     return [*_shared(data, train, val, held_out), *_near_copies(train, among), *_distributions(data)]
 
