@@ -83,8 +83,8 @@ def _single_tokens(data: DataSample) -> Findings:
     share = float(lengths[single].sum() / max(lengths.sum(), 1))
     if share <= SINGLE or single.sum() < LEAST_SINGLE:
         return []
-    text = f"{single.sum()} of {len(lengths)} documents, with {share:.0%} of all tokens, are of a single token, so that "
-    text += "most of them are equal: of texts that were cut into their letters or ids, each a document"
+    text = f"{single.sum()} of {len(lengths)} documents, with {share:.0%} of all tokens, are of a single token, so "
+    text += "that most are equal: of texts that were cut into their letters or ids, each a document"
     knob = "give each text as one document (a string is not a list of documents), and prepare the data again"
     confirm = "scalelab diagnose RUN --batch=STEP shows the text of a step"
     return [make_verdict("duplicated_documents", "test", share / SINGLE, text, knob, confirm)]
