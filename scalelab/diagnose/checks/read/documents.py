@@ -23,6 +23,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
 SHARED = 0.05  # share of validation documents with a copy in training
 COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
+LEAST_NEAR = 4  # such documents; two long files of one corpus may well share half of their passages
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
 
 
@@ -92,7 +93,7 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
         i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
     ]
     share = float(train.lengths[nearest.document[near]].sum() / max(train.lengths.sum(), 1))
-    if share <= COPIES:
+    if share <= COPIES or len(near) < LEAST_NEAR:
         return [judged]
     first = near[0]
     text = f"{len(near)} of {len(nearest.share)} documents, with {share:.0%} of all tokens, are nearly another one, "
