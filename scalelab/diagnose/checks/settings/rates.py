@@ -6,6 +6,7 @@ import numpy as np
 
 from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS, default_optim_values
 from scalelab.diagnose.checks.settings.siblings import best_sibling_lr, find_siblings, judge_siblings
+from scalelab.diagnose.checks.state.optimizer import CODED
 from scalelab.diagnose.evidence import SHORT_PATH, Evidence, Series, path_length, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.optim.registry import find_optimizer
@@ -65,7 +66,8 @@ def check_lr(evidence: Evidence) -> Findings:
         return [*findings, _short_warmup(evidence, ratio, warmup)]
     diverged = _divergence(evidence, knob)
     lines_needed = min(HIGH_LINES, max(1, len(high) // 4))
-    if high.sum() >= lines_needed or (diverged and high.any()):
+    is_coded = evidence.values["optim.name"] in CODED  # then large updates alone say nothing of the LR
+    if (high.sum() >= lines_needed and not is_coded) or (diverged and high.any()):
         return [*findings, _lr_too_high(evidence, ratio, diverged, knob)]
     return [
         *findings,
