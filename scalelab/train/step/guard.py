@@ -243,7 +243,11 @@ def _is_overflow(static: Static, precision: Any, signals: Signals) -> jax.Array 
     return jnp.isfinite(signals.loss) & ~jnp.isfinite(signals.grad_norm) & (scale > 1)
 
 
+def judges_updates(static: Static) -> bool:
+    """Whether `large_updates` is a signal of this optimizer: others' updates have other sizes, logged or not."""
+    return static.optim.name in ADAMS and not PARAMETRIZATIONS[static.model.parametrization].width
+
+
 def measures_updates(static: Static, step: jax.Array) -> jax.Array | bool:
     """Whether the guard needs the norms of this step's update, for `large_updates`."""
-    adam = static.optim.name in ADAMS and not PARAMETRIZATIONS[static.model.parametrization].width
-    return step < EARLY_STEPS if adam and static.guard.watches else False
+    return step < EARLY_STEPS if judges_updates(static) and static.guard.watches else False

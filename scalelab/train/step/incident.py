@@ -36,6 +36,7 @@ from scalelab.train.step.guard import (
     SLOWEST,
     Decision,
     Signals,
+    judges_updates,
 )
 from scalelab.train.step.memory import (
     BLOCK,
@@ -132,7 +133,8 @@ def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dic
         return memory, {}
     signals = signals_of(outcome.step, outcome.gradient, outcome.verdict)
     uniform = math.log(static.model.vocab_size)
-    new, report = remember(static.guard, memory, signals, alarm, norms.update / norms.weights, uniform)
+    ratio = norms.update / norms.weights if judges_updates(static) else jnp.float32(jnp.nan)
+    new, report = remember(static.guard, memory, signals, alarm, ratio, uniform)
     return new, {GUARD: report}
 
 
