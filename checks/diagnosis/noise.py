@@ -71,7 +71,7 @@ def _scan():
         signals = guard.Signals(step, loss, norm, jnp.bool_(True))
         decision = guard.decide(rule, memory, signals, False, False, h)
         memory, _ = incident.remember(rule, memory, signals, decision, jnp.float32(jnp.nan), float(np.log(256)))
-        return memory, (decision.signal != 0, decision.threshold)
+        return memory, (decision.signal != 0, decision.thresholds[0])
 
     rows = lambda both: (jnp.arange(STEPS), *both)  # noqa: E731
     return jax.jit(lambda both: jax.lax.scan(body, guard.init_guard(rule), rows(both))[1])

@@ -8,13 +8,13 @@ from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, learning, spikes
-from scalelab.diagnose.checks.leaves import experts, measured, moved, scales
+from scalelab.diagnose.checks.leaves import experts, measured, moved, rounded, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
 from scalelab.diagnose.checks.settings import betas, by_loss, rates
-from scalelab.diagnose.checks.state import averages, clipping, eps, optimizer, precision, replayed
+from scalelab.diagnose.checks.state import averages, clipping, eps, optimizer, own_decay, precision, replayed
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -28,6 +28,7 @@ FAMILIES = (
     experts,
     measured,
     moved,
+    rounded,
     scales,
     by_source,
     data,
@@ -43,6 +44,7 @@ FAMILIES = (
     clipping,
     eps,
     optimizer,
+    own_decay,
     precision,
     replayed,
     saved_state,

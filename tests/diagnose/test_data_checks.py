@@ -30,8 +30,10 @@ def windows(seed, n=N):
     return ids
 
 
-def sample(tokens=None, documents=None, order=None, vocab_size=V, epochs=0.5):
-    dataset = types.SimpleNamespace(vocab_size=vocab_size, fingerprint="f")
+def sample(tokens=None, documents=None, order=None, vocab_size=V, epochs=0.5, lengths=(100,) * 40):
+    offsets = np.cumsum([0, *lengths])
+    part = types.SimpleNamespace(train=Split((np.zeros(offsets[-1], np.uint16),), (offsets,)))
+    dataset = types.SimpleNamespace(vocab_size=vocab_size, fingerprint="f", parts=[part])
     batches = types.SimpleNamespace(windows=range(N), seen=lambda step: {"text": (1000, epochs)})
     rng = np.random.default_rng(4)
     return DataSample(
@@ -65,6 +67,10 @@ FAULTS = {
     "again": (
         lambda: sample(documents=np.concatenate([np.arange(N), RNG.permutation(N)[:90]]).astype(np.uint64)),
         "duplicated_documents", "here and there",
+    ),
+    "letters": (
+        lambda: sample(lengths=[100] * 40 + [2] * 90), "duplicated_documents",
+        "90 of 130 documents, with 4% of all tokens, are of a single token",
     ),
     "in order": (lambda: sample(order=np.arange(N)), "not_shuffled", "rank correlation 1"),
     "backwards": (lambda: sample(order=np.arange(N)[::-1]), "not_shuffled", "rank correlation -1"),

@@ -128,6 +128,12 @@ def near_copies(path):
     return documents + again
 
 
+def line_ends(path):
+    """Every document twice, with the ends of lines of two systems."""
+    lines = [text.replace(b" ", b"\n") for text in texts()]
+    return [end for text in lines for end in (text, text.replace(b"\n", b"\r\n"))]
+
+
 def one_long_document(path):
     return [b" ".join(texts(200, seed=5)), texts(1, 200, seed=6)[0]]
 
@@ -144,6 +150,7 @@ def split_by(choose):
 
 CORPORA = {  # a source, a split: the cause, and words of its evidence
     "near copies": ("near_copies", None, "near_duplicates", "are nearly another one"),
+    "ends of lines": ("line_ends", None, "near_duplicates", "are nearly another one"),
     "validation in training": ("near_copies", lambda found: found[240:], "val_in_train", "60 of 60 validation"),
     "another kind": ("kinds", lambda found: found[0:90:3], "val_of_another_kind", "standard deviations above"),
     "sound": ("sound", None, "", ""),
@@ -152,7 +159,7 @@ CORPORA = {  # a source, a split: the cause, and words of its evidence
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", one_in(6, CORPORA))
+@pytest.mark.parametrize("case", one_in(7, CORPORA))
 def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
     source, choose, cause, words = CORPORA[case]
     changed = RUN | {"data__source": f"{__name__}:{source}", "data__cache_dir": str(tmp_path / "cache")}

@@ -129,6 +129,8 @@ CAUSES = {
 # What a blow-up leaves in numbers, however directly that was measured: it also comes after a cause of a weaker kind.
 NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses", "eps_dominates")
 LOGITS = ("attention_logits", "logit_drift")
+# Also what units leave that died in a blow-up.
+STANDING = ("leaf_stuck", "head_stuck", "rows_stuck", "moments_stuck", "not_learning")
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
 BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "dead_units")
 # What a program that computes something else leaves in logs and in steps that the reference program takes again.
@@ -143,15 +145,7 @@ OTHER_STEPS = (
 )
 # {cause: what it brings about, from its first step on}. Of two that may bring about each other, time decides.
 BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
-    "lr_too_high": (
-        *BLOW_UP,
-        "not_learning",
-        "leaf_out_of_scale",
-        "decay_wrong",
-        "init_wrong",
-        "bad_resume",
-        "bit_flip",
-    ),
+    "lr_too_high": (*BLOW_UP, *STANDING, "leaf_out_of_scale", "decay_wrong", "init_wrong", "bad_resume", "bit_flip"),
     "warmup_too_short": (*BLOW_UP, "init_wrong"),
     "schedule_invalid": (*BLOW_UP, "lr_too_high"),
     "schedule_wrong": (*SPIKES, *LOGITS, *NUMBERS, "lr_too_high", "warmup_too_short"),

@@ -16,11 +16,17 @@ from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
 from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
 from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
-from scalelab.diagnose.probes.training import probe_accumulation, probe_moments, probe_optimizer, probe_precision
+from scalelab.diagnose.probes.training import (
+    probe_accumulation,
+    probe_decay,
+    probe_moments,
+    probe_optimizer,
+    probe_precision,
+)
 
 PROBES = (
     probe_mask, probe_targets, probe_reference, probe_accumulation, probe_precision, probe_norms, probe_optimizer,
-    probe_moments, probe_layers, probe_term,
+    probe_moments, probe_decay, probe_layers, probe_term,
 )  # fmt: skip
 
 

@@ -87,3 +87,25 @@ def probe_moments(subject: Subject) -> dict[str, float]:
     below = sum(jnp.sum(small(leaf)) for leaf in blocks)
     ratio = float(rms_g / jnp.maximum(rms_v / jnp.sqrt(correction), 1e-30))
     return {"gradient_over_v": ratio, "eps_share": float(below / jnp.maximum(used, 1))}
+
+
+def probe_decay(subject: Subject) -> dict[str, float]:
+    """What a user's own optimizer does to the weights where all gradients are zero, from a fresh state at a LR of 1.
+
+    `own_decay`: by what share it shrinks them (matrices of the blocks, median); `own_decay_rest`: norm of what else it
+    does, over that of all it does. {} where that is nothing, or no number.
+    """
+    if ":" not in subject.static.optim.name or subject.static.updates_layers:
+        return {}
+    h = replace_hparams(subject.h, {"optim.clip_norm": jnp.float32(1e30)})
+    chain = build_optimizer_chain(subject.static, h, jnp.float32(1.0))
+    zeros = jax.tree.map(jnp.zeros_like, subject.params)
+    moves, _ = jax.jit(lambda p: chain.update(zeros, chain.init(p), p))(subject.params)
+    weights = {name: p for name, p in named_leaves(subject.params).items() if is_stack(name.partition(".")[0])}
+    pairs = [(p, named_leaves(moves)[name]) for name, p in weights.items() if name.endswith(".w")]
+    sizes = [float(jnp.sum(u * u)) for _, u in pairs]
+    if not pairs or not 0 < sum(sizes) < float("inf"):
+        return {}
+    shares = [-float(jnp.sum(u * p) / jnp.maximum(jnp.sum(p * p), 1e-30)) for p, u in pairs]
+    rest = sum(float(jnp.sum(jnp.square(u + share * p))) for share, (p, u) in zip(shares, pairs, strict=True))
+    return {"own_decay": sorted(shares)[len(shares) // 2], "own_decay_rest": (rest / sum(sizes)) ** 0.5}

@@ -38,7 +38,7 @@ def apply_change(state: TrainState, spec: TrainSpec, change: Change) -> TrainSta
     memory, step = state.guard, int(gather_to_host(state.step))
     if not isinstance(memory, guard.GuardState):
         raise BadInput("guard.policy='off' has no memory for skipped batches and factors; nearest: guard.policy=watch")
-    shift = DataShift.of(memory)
+    shift = DataShift.of(memory).settle(step)
     ahead = [*shift.jumps, *(jump for jump in change.jumps if jump[0] > step)]
     if len(ahead) > guard.MOST_JUMPS:
         raise BadInput(f"{len(ahead)} stretches of skipped batches lie ahead; nearest: {guard.MOST_JUMPS}")
@@ -74,7 +74,8 @@ def refuse_reset(optimizer: str, asked: str = "reset=moments") -> None:
 
 def jump_over(state: TrainState, first: int, last: int) -> tuple[int, int]:
     """The jump over the batches `first` to `last`, both left out. BadInput where the run is past them or skips them."""
-    shift, step = DataShift.of(state.guard), int(gather_to_host(state.step))
+    step = int(gather_to_host(state.step))
+    shift = DataShift.of(state.guard).settle(step)
     if last < first:
         raise BadInput(f"--skip-batches={first}..{last} is empty; nearest: {first}..{first}")
     at = first - shift.by

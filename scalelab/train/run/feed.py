@@ -29,7 +29,7 @@ class DataShift(NamedTuple):
 
     @classmethod
     def of(cls, memory: GuardMemory) -> "DataShift":
-        """What a guard's memory says, as the step itself counts it; none without a guard."""
+        """What a guard's memory says; none without a guard. A jump stays in it after its step."""
         if not isinstance(memory, guard.GuardState):
             return cls()
         jumps = [(int(at), int(n)) for at, n in gather_to_host(memory.jumps) if at >= 0]
@@ -38,6 +38,10 @@ class DataShift(NamedTuple):
     def number(self, step: int) -> int:
         """The number of the batch of `step`."""
         return step + self.by + sum(n for at, n in self.jumps if at <= step)
+
+    def settle(self, step: int) -> "DataShift":
+        """The same for the steps from `step` on, without the jumps before it."""
+        return DataShift(self.number(step) - step, tuple(jump for jump in self.jumps if jump[0] > step))
 
 
 def _order(run: Run) -> Order:

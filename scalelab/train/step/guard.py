@@ -97,25 +97,16 @@ class Decision(NamedTuple):
     clip: jax.Array
     signal: jax.Array  # int32, of SIGNALS
     action: jax.Array  # int32, of ACTIONS
-    held: (
-        jax.Array
-    )  # [3]: loss or gradient norm, whichever was flagged, what it was held to, and noises above the level
     restarted: jax.Array  # whether a known change begins a new window
     left_out: Any  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
-    values: jax.Array  # [2]: loss and gradient norm as they would enter the window, and what they were held to
+    values: jax.Array  # [2]: loss and gradient norm
+    thresholds: jax.Array  # [2]: above them either is an outlier
+    sigmas: jax.Array  # [2]: how many noises they lie above the level
+    limit: jax.Array  # above it a loss is early
+    entering: jax.Array  # [2]: the values as they would stand in the window
     window: Window
     lr: jax.Array | float = math.inf  # planned for this step
     overflows: jax.Array | int = 0  # whether it is one of fp16, which lowers the loss scale
-
-    @property
-    def value(self) -> jax.Array:
-        """Loss or gradient norm, whichever was flagged."""
-        return self.held[..., 0]
-
-    @property
-    def threshold(self) -> jax.Array:
-        """What the value was held to."""
-        return self.held[..., 1]
 
 
 def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
@@ -143,7 +134,8 @@ def decide(
     """
     step, loss, grad_norm, finite, left_out = signals
     counts, limit, detector = Counts(*memory.counts), Marks(*memory.marks).limit, DETECTORS[rule.detector]
-    entered = counts.entered * ~jnp.asarray(restarted)
+    restarted = jnp.asarray(restarted)
+    entered = choose(restarted, 0, counts.entered)
     values, window = jnp.stack([loss, grad_norm]), read_window(rule, memory.window, entered)
     entering = as_entered(rule, values)
     above = entering - window.level
@@ -151,25 +143,26 @@ def decide(
     # OLMo-core counts the value at hand among those that it needs.
     least = jnp.maximum(h.guard.minimum, trend_length(rule)) if detector.logs else h.guard.minimum - 1
     is_judged = entered >= least
-    outliers = (above > margin) & (finite & is_judged)
+    outliers = (above > margin) & is_judged
     limit += jnp.maximum(EARLY_RISE, EARLY_SHARE * limit)
     is_start = (step < EARLY_STEPS) | ~is_judged if detector.logs else step < EARLY_STEPS
-    is_bad = ~finite if overflow is False else ~finite & ~jnp.asarray(overflow)
+    is_not = ~finite
+    bad = BAD if overflow is False else choose(jnp.asarray(overflow), 0, jnp.int32(BAD))
     is_part = [jnp.asarray(left_out[0]) > 0] if rule.leaves_out else []
-    cases = [is_bad, *outliers, finite & is_start & (loss > limit), *is_part]
-    signal = first_of(cases, (BAD, LOSS, NORM, EARLY, BAD)[: len(cases)], 0)
+    cases = [is_not, *outliers, is_start & (loss > limit), *is_part]
+    signal = first_of(cases, (bad, LOSS, NORM, EARLY, BAD)[: len(cases)], 0)
     clips, skips = _choose_action(rule, memory, step, signal, loss) if rule.acts else (None, None)
-    actions = [~finite] if skips is None else [skips | ~finite, clips]
+    actions = [is_not] if skips is None else [skips | is_not, clips]
     action = first_of([*actions, *is_part], [*range(1, len(actions) + 1), *[3] * len(is_part)], 0)
     threshold = jnp.exp(window.level + margin) if detector.logs else window.level + margin
-    threshold = choose(signal != EARLY, threshold, limit)
-    held = jnp.stack([values, threshold, above / jnp.maximum(window.noise, TINY)], axis=1)
+    sigmas = above / jnp.maximum(window.noise, np.full(2, TINY, np.float32))
     accepted, clip = finite, jnp.float32(jnp.inf)
     if clips is not None and skips is not None:
         accepted, clip = finite & ~skips, choose(clips, median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
-        accepted, clip, signal, action, choose(signal == NORM, held[1], held[0]), jnp.asarray(restarted),
-        stack(left_out, jnp.int32) if rule.leaves_out else np.array([0, -1], np.int32), entering, window,
+        accepted, clip, signal, action, restarted,
+        stack(left_out, jnp.int32) if rule.leaves_out else np.array([0, -1], np.int32),
+        values, threshold, sigmas, limit, entering, window,
     )  # fmt: skip
 
 
@@ -223,8 +216,8 @@ def _margins(rule: Guard, window: Window, sigmas: jax.Array) -> jax.Array:
     if not DETECTORS[rule.detector].logs:
         return sigmas * window.noise
     margin = (sigmas + LEVEL_ERRORS / math.sqrt(trend_length(rule))) * window.noise
-    larger = window.largest_norm - window.level[1] + LARGER
-    return jnp.maximum(margin, jnp.stack([LEAST_MARGIN, larger]))
+    larger = window.largest_norm - window.norm_level + LARGER
+    return jnp.maximum(margin, jnp.concatenate([np.array([LEAST_MARGIN], np.float32), larger[None]]))
 
 
 def _is_recent_block(step: jax.Array) -> jax.Array:
@@ -250,7 +243,11 @@ def _is_overflow(static: Static, precision: Any, signals: Signals) -> jax.Array 
     return jnp.isfinite(signals.loss) & ~jnp.isfinite(signals.grad_norm) & (scale > 1)
 
 
+def judges_updates(static: Static) -> bool:
+    """Whether `large_updates` is a signal of this optimizer: others' updates have other sizes, logged or not."""
+    return static.optim.name in ADAMS and not PARAMETRIZATIONS[static.model.parametrization].width
+
+
 def measures_updates(static: Static, step: jax.Array) -> jax.Array | bool:
     """Whether the guard needs the norms of this step's update, for `large_updates`."""
-    adam = static.optim.name in ADAMS and not PARAMETRIZATIONS[static.model.parametrization].width
-    return step < EARLY_STEPS if adam and static.guard.watches else False
+    return step < EARLY_STEPS if judges_updates(static) and static.guard.watches else False

@@ -14,10 +14,12 @@ and not 10 times below the window's, as that of a collapsed model.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from scalelab.config import Guard, Static
 from scalelab.config.choices import DETECTORS
@@ -34,6 +36,7 @@ from scalelab.train.step.guard import (
     SLOWEST,
     Decision,
     Signals,
+    judges_updates,
 )
 from scalelab.train.step.memory import (
     BLOCK,
@@ -45,7 +48,9 @@ from scalelab.train.step.memory import (
     choose,
     first_of,
     init_guard,
-    stack,
+    join,
+    log_of,
+    stack_changed,
 )
 from scalelab.train.step.variables import Outcome, Part, signals_of
 
@@ -62,20 +67,52 @@ HIGH_FROM, HIGH_MARGIN, HIGH_STEPS = 100, 0.5, 32  # diverged: so many steps abo
 
 
 class Report(NamedTuple):
-    """What the logbook wants to know of a step."""
+    """What the logbook wants to know of a step, or of steps [n]; numbers are meant where a step was flagged."""
 
     signal: Any  # of SIGNALS
     action: Any  # of ACTIONS
-    value: Any  # what was flagged and what it was held to; 0 where nothing was
-    threshold: Any
-    sigmas: Any  # standard deviations above the window's mean
     shape: Any  # of SHAPES
-    score: Any  # share of flagged steps among the last 10,000
     restarted: Any  # whether a known change began a new window
     first_flag: Any  # step (from 0) of the incident that is open, or was last
     last_flag: Any
     left_out: Any  # micro-batches that the step was taken without, and the first of them (-1: none)
     first_left_out: Any
+    steps: Any  # taken so far
+    loss: Any
+    grad_norm: Any
+    loss_threshold: Any
+    norm_threshold: Any
+    loss_sigmas: Any  # standard deviations above the window's mean
+    norm_sigmas: Any
+    limit: Any  # of an early loss
+    update_ratio: Any  # norm of the update over that of the weights
+    flags: Any  # flagged steps among the last 10,000
+
+    @property
+    def score(self) -> np.ndarray:
+        """The share of flagged steps among the last 10,000."""
+        return np.float32(self.flags) / np.minimum(self.steps, BLOCK * BLOCKS)
+
+    @property
+    def value(self) -> np.ndarray:
+        """What was flagged."""
+        return self._of_signal(self.loss, {NORM: self.grad_norm, LARGE_UPDATES: self.update_ratio})
+
+    @property
+    def threshold(self) -> np.ndarray:
+        """What it was held to."""
+        others = {NORM: self.norm_threshold, EARLY: self.limit, LARGE_UPDATES: LARGE_RATIO}
+        return self._of_signal(self.loss_threshold, others)
+
+    @property
+    def sigmas(self) -> np.ndarray:
+        """How many standard deviations it lies above the window's mean."""
+        return self._of_signal(self.loss_sigmas, {NORM: self.norm_sigmas, LARGE_UPDATES: 0.0})
+
+    def _of_signal(self, value: Any, others: Mapping[int, Any]) -> np.ndarray:
+        """The number of each step's signal; `value` where `others` has none."""
+        values = [np.broadcast_to(np.float32(x), np.shape(self.signal)) for x in others.values()]
+        return np.select([np.asarray(self.signal) == code for code in others], values, value)
 
 
 class Seen(NamedTuple):
@@ -84,6 +121,7 @@ class Seen(NamedTuple):
     signals: Signals
     decision: Decision
     recent: jax.Array
+    loss: jax.Array  # the last of them
     flag: jax.Array
     uniform_loss: float
 
@@ -95,7 +133,8 @@ def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dic
         return memory, {}
     signals = signals_of(outcome.step, outcome.gradient, outcome.verdict)
     uniform = math.log(static.model.vocab_size)
-    new, report = remember(static.guard, memory, signals, alarm, norms.update / norms.weights, uniform)
+    ratio = norms.update / norms.weights if judges_updates(static) else jnp.float32(jnp.nan)
+    new, report = remember(static.guard, memory, signals, alarm, ratio, uniform)
     return new, {GUARD: report}
 
 
@@ -115,95 +154,102 @@ def remember(
     `update_ratio`: norm of the update over that of the weights, NaN where it was not measured; `uniform_loss`: nats of
     a uniform guess.
     """
-    step, d, counts, marks = signals.step, decision, Counts(*memory.counts), Marks(*memory.marks)
+    step, d = signals.step, decision
+    before, marks_before = Counts(*memory.counts), Marks(*memory.marks)
     is_number = jnp.isfinite(signals.loss) & (signals.loss > 0)  # 0: a batch with nothing to predict
     raw = choose(is_number, signals.loss, jnp.inf)
     recent = jnp.concatenate([memory.recent[1:], raw[None]])
-    large = (counts.large + 1) * ((step < EARLY_STEPS) & (update_ratio > LARGE_RATIO))
-    is_large = (d.signal == 0) & (large == LARGE_IN_A_ROW)
-    signal = jax.lax.select(is_large, jnp.int32(LARGE_UPDATES), d.signal)
+    is_large = (step < EARLY_STEPS) & (update_ratio > LARGE_RATIO)
+    large = choose(is_large, before.large + 1, 0)
+    is_quiet = d.signal == 0
+    signal = choose(is_quiet & (large == LARGE_IN_A_ROW), LARGE_UPDATES, d.signal)
     is_flagged = signal != 0
     flagged = is_flagged.astype(jnp.int32)
-    counts = counts._replace(
-        base_step=jax.lax.select(d.restarted, step, counts.base_step),
-        is_open=counts.is_open * ~d.restarted,
-        flagged=counts.flagged + flagged,
-        overflows=counts.overflows + d.overflows,
+    is_high = (step >= HIGH_FROM) & ~(signals.loss <= uniform_loss + HIGH_MARGIN)
+    counts = before._replace(
+        base_step=jax.lax.select(d.restarted, step, before.base_step),
+        flagged=before.flagged + flagged,
+        overflows=before.overflows if isinstance(d.overflows, int) else before.overflows + d.overflows,
         large=large,
-        high=(counts.high + 1) * ((step >= HIGH_FROM) & ~(signals.loss <= uniform_loss + HIGH_MARGIN)),
+        high=choose(is_high, before.high + 1, 0),
     )
-    marks = marks._replace(
-        limit=jnp.minimum(marks.limit, jnp.maximum(raw, uniform_loss)),
-        best=choose(~d.restarted, marks.best, jnp.inf),
+    marks = marks_before._replace(
+        limit=jnp.minimum(marks_before.limit, jnp.maximum(raw, uniform_loss)),
+        best=choose(d.restarted, jnp.inf, marks_before.best),
         lr=d.lr,
     )
-    counts, marks, shape = _follow_incident(rule, counts, marks, Seen(signals, d, recent, is_flagged, uniform_loss))
-    window, entered = _enter(rule, memory.window, d, signals)
-    settled = shape == NEW_LEVEL
-    due = memory.jumps[:, :1] == step + 1
-    shift = memory.data_shift + jnp.sum(due * memory.jumps[:, 1:])
-    jumps = choose(jnp.broadcast_to(~due, memory.jumps.shape), memory.jumps, -1)
-    blocks = _count_flag(memory.blocks, step, flagged)
+    seen = Seen(signals, d, recent, raw, is_flagged, uniform_loss)
+    counts, marks, shape, settled = _follow_incident(rule, counts, marks, seen)
+    window, entered = _enter(rule, memory.window, d, is_quiet & is_number)
     lr_factor, clip_factor = memory.lr_factor, memory.clip_factor
     if rule.acts and DETECTORS[rule.detector].logs:
         slower = jnp.where(signal == EARLY, SLOWER, 1.0)
         lr_factor, clip_factor = (x * jnp.where(x > SLOWEST, slower, 1.0) for x in (lr_factor, clip_factor))
-    state = GuardState(
-        window, recent, blocks, stack(counts._replace(entered=entered * ~settled), jnp.int32),
-        stack(marks, jnp.float32), shift, jumps, lr_factor, clip_factor,
-    )  # fmt: skip
-    shape = jax.lax.select(counts.high == HIGH_STEPS, jnp.int32(DIVERGED), shape)
-    score = jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS)
-    held = choose(is_flagged, d.held, 0.0)
-    held = jax.lax.select(is_large, jnp.stack([update_ratio, LARGE_RATIO, 0.0]), held)  # of `large_updates`
-    rest = stack([shape, score, d.restarted | settled, counts.first_flag, counts.last_flag], jnp.float32)
-    first = stack([signal, d.action], jnp.float32)
-    return state, jnp.concatenate([first, held, rest, jnp.float32(d.left_out)])  # as in `Report`
+    state = memory._replace(
+        window=window,
+        recent=recent,
+        blocks=_count_flag(memory.blocks, step, flagged),
+        counts=stack_changed(memory.counts, before, counts._replace(entered=choose(settled, 0, entered))),
+        marks=stack_changed(memory.marks, marks_before, marks),
+        lr_factor=lr_factor,
+        clip_factor=clip_factor,
+    )
+    shape = choose(counts.high == HIGH_STEPS, DIVERGED, shape)
+    at = Counts._fields.index("first_flag")
+    flags = state.counts[at : at + 2]
+    whole = join([signal, d.action, shape, d.restarted | settled, flags, d.left_out, step + 1], jnp.int32)
+    total = jnp.sum(state.blocks, dtype=jnp.int32)
+    report = [whole, d.values, d.thresholds, d.sigmas, d.limit, update_ratio, total]
+    return state, join(report, jnp.float32)  # as in `Report`
 
 
 def _count_flag(blocks: jax.Array, step: jax.Array, flagged: jax.Array) -> jax.Array:
     """Flagged steps by block after `step`."""
     number = jax.lax.div(step, BLOCK)
     index = jax.lax.rem(number, BLOCKS)
-    before = jax.lax.dynamic_slice(blocks, (index,), (1,)) * (step > number * BLOCK)  # its first step: an old count
-    return jax.lax.dynamic_update_slice(blocks, before + flagged, (index,))
+    old = jax.lax.dynamic_slice(blocks, (index,), (1,), allow_negative_indices=False)
+    count = choose(step > number * BLOCK, old, 0) + flagged[None]  # a block's first step finds an old count
+    return jax.lax.dynamic_update_slice(blocks, count, (index,), allow_negative_indices=False)
 
 
-def _enter(rule: Guard, window: jax.Array, decision: Decision, signals: Signals) -> tuple[jax.Array, jax.Array]:
-    """The window and its count after this step."""
-    loss, grad_norm = signals.loss, signals.grad_norm
-    enters = (decision.signal == 0) & decision.accepted & (loss > 0)  # a batch with nothing to predict has loss 0
+def _enter(rule: Guard, window: jax.Array, decision: Decision, is_fit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The window and its count after this step; `is_fit`: whether nothing was flagged of a number above 0."""
+    enters = is_fit & decision.accepted
     if DETECTORS[rule.detector].outliers_enter:
-        enters = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    longer = jnp.concatenate([window[:, 1:], decision.values[:, None]], axis=1)
+        enters = jnp.all(jnp.isfinite(decision.values))
+    longer = jnp.concatenate([window[:, 1:], decision.entering[:, None]], axis=1)
     return choose(enters, longer, window), decision.window.entered + enters
 
 
-def _follow_incident(rule: Guard, counts: Counts, marks: Marks, seen: Seen) -> tuple[Counts, Marks, jax.Array]:
-    """(counts, marks, the shape if this step shows it, else 0) after a step that was flagged or not."""
-    (signals, d, recent, flag, _) = seen
+def _follow_incident(
+    rule: Guard, counts: Counts, marks: Marks, seen: Seen
+) -> tuple[Counts, Marks, jax.Array, jax.Array]:
+    """(counts, marks, the shape if this step shows it, else 0, whether it is a new level) after a step."""
+    (signals, d, recent, loss, flag, _) = seen
     step = signals.step
-    starts = flag & (counts.is_open == 0)
+    was_open = (counts.is_open == 1) & ~d.restarted
+    starts, is_open = flag & ~was_open, flag | was_open
     first = jax.lax.select(starts, step, counts.first_flag)
-    age, loss = step - first, recent[-1]
+    age = step - first
     ended = ~flag & (counts.in_a_row > 0)
-    peak = choose(~starts, marks.peak, -jnp.inf)
-    rises = choose(ended, (counts.rises + 1) * (peak > marks.peak_before), counts.rises) * ~starts
-    level, noise = _base_of(rule, d, marks)
-    logs = jnp.log(jnp.maximum(recent[-2 * HALF :], TINY))
-    now = 0.5 * jnp.sum(jnp.sort(logs[-BACK:])[BACK // 2 - 1 : BACK // 2 + 1])
+    peak = choose(starts, -jnp.inf, marks.peak)
+    higher = choose(peak > marks.peak_before, counts.rises + 1, 0)
+    rises = choose(starts, 0, jax.lax.select(ended, higher, counts.rises))
+    many = d.window.entered >= BACK
+    level, noise = _base_of(rule, d, marks, many)
+    logs = log_of(recent[-2 * HALF :])
+    now = 0.5 * jnp.sum(jax.lax.top_k(logs[-BACK:], BACK // 2 + 1)[0][-2:])  # their median
     is_settled, middle = _has_settled(rule, logs, marks.best, noise, seen)
     marks = marks._replace(
-        base=choose(starts, level, marks.base),
-        base_std=choose(starts, noise, marks.base_std),
-        peak=choose(flag, jnp.maximum(peak, loss), choose(~ended, peak, -jnp.inf)),
-        peak_before=choose(ended, peak, choose(~starts, marks.peak_before, jnp.inf)),
-        best=choose(step > counts.base_step + BACK - 2, jnp.minimum(marks.best, now), marks.best),
+        base=jax.lax.select(starts, level, marks.base),
+        base_std=jax.lax.select(starts, noise, marks.base_std),
+        peak=jax.lax.select(flag, jnp.maximum(peak, loss), choose(ended, -jnp.inf, peak)),
+        peak_before=jax.lax.select(ended, peak, choose(starts, jnp.inf, marks.peak_before)),
+        best=jax.lax.select(step > counts.base_step + BACK - 2, jnp.minimum(marks.best, now), marks.best),
     )
-    is_open = starts | (counts.is_open == 1)
     back = is_open & (age >= BACK) & (now <= marks.base + marks.base_std)
-    is_far = (now > marks.best + jnp.maximum(WORSE * noise, WORSE_SHARE)) & (d.window.entered >= BACK)
-    elevated = (counts.elevated + 1) * is_far
+    is_far = (now > marks.best + jnp.maximum(WORSE * noise, WORSE_SHARE)) & many
+    elevated = choose(is_far, counts.elevated + 1, 0)
     settled = ((is_open & (age >= SETTLED_FROM)) | (elevated >= SETTLED_FROM)) & is_settled
     cases = (back & (age <= BENIGN_STEPS), back, is_open & ended & (rises == 2), settled,
              is_open & (age == PERSISTENT_STEPS))  # fmt: skip
@@ -217,34 +263,34 @@ def _follow_incident(rule: Guard, counts: Counts, marks: Marks, seen: Seen) -> t
         base_step=jax.lax.select(settled, step + 1, counts.base_step),
         first_flag=first,
         last_flag=jax.lax.select(flag, step, counts.last_flag),
-        in_a_row=(counts.in_a_row + 1) * flag,
-        is_open=is_open & ~back & ~settled,
+        in_a_row=choose(flag, counts.in_a_row + 1, 0),
+        is_open=is_open & ~(back | settled),
         rises=rises,
-        elevated=elevated * ~settled,
+        elevated=choose(settled, 0, elevated),
     )
-    return counts, marks._replace(best=choose(settled, middle, marks.best)), shape
+    return counts, marks._replace(best=jax.lax.select(settled, middle, marks.best)), shape, settled
 
 
-def _base_of(rule: Guard, d: Decision, marks: Marks) -> tuple[jax.Array, jax.Array]:
+def _base_of(rule: Guard, d: Decision, marks: Marks, many: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Level and noise of ln loss before an incident: of the window, or the limit where it holds too few values."""
     level, noise = d.window.level[0], d.window.noise[0]
     if not DETECTORS[rule.detector].logs:
         level, noise = jnp.log(jnp.maximum(level, TINY)), noise / jnp.maximum(level, TINY)
-    many = d.window.entered >= BACK
-    return choose(many, level, jnp.log(marks.limit)), noise * many
+    return jax.lax.select(many, level, jnp.log(marks.limit)), choose(many, noise, 0.0)
 
 
 def _has_settled(
     rule: Guard, logs: jax.Array, best: jax.Array, noise: jax.Array, seen: Seen
 ) -> tuple[jax.Array, jax.Array]:
     """Whether the last ln losses [2 x HALF] are at a new level, and that level."""
-    quarters = jnp.sort(logs.reshape(2, HALF), axis=1)[:, HALF // 4 :: HALF // 4]  # quartiles and median of each half
+    # Of each half the upper quartile, the median and the lower one. A sort's comparator is ten operations of the step.
+    quarters = jax.lax.top_k(logs.reshape(2, HALF), HALF - HALF // 4)[0][:, HALF // 4 - 1 :: HALF // 4]
     before, after = quarters[0, 1], quarters[1, 1]
     back_in = (after - best - noise) * (HALF / PERSISTENT_STEPS)  # the fall that leads back in time
-    noise = jnp.maximum(jnp.max(quarters[:, 2] - quarters[:, 0]) / QUARTILES, noise)
+    noise = jnp.maximum(jnp.max(quarters[:, :1] - quarters[:, 2:]) / QUARTILES, noise)
     fall = before - after
     is_flat = (fall >= -HALVES_ERROR * noise) & (fall < back_in)
     d = seen.decision
-    level, norm = d.window.level[1], d.values[1]
+    level, norm = d.window.norm_level, d.entering[1]
     is_alive = norm > level - COLLAPSED if DETECTORS[rule.detector].logs else norm * math.exp(COLLAPSED) > level
     return is_flat & (after < math.log(seen.uniform_loss)) & is_alive & (d.signal != NORM), after

@@ -6,6 +6,7 @@ one through as many before if that is smaller (so that a rise does not hide itse
 neighbours in the whole window (von Neumann 1941).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -60,15 +61,15 @@ class Marks(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """The guard's memory. The batch of step s is number s + `data_shift`; `lr_factor` and `clip_factor` scale both."""
+    """The guard's memory; `lr_factor` and `clip_factor` scale both. Batches follow from `feed.DataShift`."""
 
     window: jax.Array  # [2, W]: ln loss and ln gradient norm of accepted steps (sigma: the values), newest last
     recent: jax.Array  # [RECENT]: losses of the last steps, newest last; inf where not finite
     blocks: jax.Array  # int32 [BLOCKS]: flagged steps by block
     counts: jax.Array  # Counts, stacked
     marks: jax.Array  # Marks, stacked
-    data_shift: jax.Array  # int32, batches
-    jumps: jax.Array  # int32 [MOST_JUMPS, 2]: (step, batches): from that step on data_shift is larger; -1: none
+    data_shift: jax.Array  # int32: the batch of step s is number s + this, and more by `jumps`; no step changes either
+    jumps: jax.Array  # int32 [MOST_JUMPS, 2]: (step, batches): so many more from that step on; -1: none
     lr_factor: jax.Array
     clip_factor: jax.Array
 
@@ -78,7 +79,8 @@ class Window(NamedTuple):
 
     level: jax.Array
     noise: jax.Array
-    largest_norm: jax.Array  # a number
+    norm_level: jax.Array  # a number, as is the next
+    largest_norm: jax.Array
     entered: jax.Array
 
 
@@ -132,25 +134,46 @@ def stack(values: Sequence[Any], dtype: Any) -> jax.Array:
     return jnp.stack([jnp.asarray(x, dtype) for x in values])
 
 
+def stack_changed(array: jax.Array, before: Sequence[Any], after: Sequence[Any]) -> jax.Array:
+    """`stack` of `after` where `before` are the fields of `array`: what is the same object is not taken apart."""
+    parts: list[jax.Array] = []
+    i = 0
+    for is_same, pairs in itertools.groupby(zip(before, after, strict=True), lambda pair: pair[0] is pair[1]):
+        values = [value for _, value in pairs]
+        parts += [array[i : i + len(values)]] if is_same else values
+        i += len(values)
+    return join(parts, array.dtype)
+
+
+def join(parts: Sequence[Any], dtype: Any) -> jax.Array:
+    """Numbers and vectors as one vector."""
+    arrays = [jnp.asarray(x, dtype) for x in parts]
+    return jnp.concatenate([x if x.ndim else x[None] for x in arrays])
+
+
 def read_window(rule: Guard, window: jax.Array, entered: jax.Array) -> Window:
     """Level, noise and largest value of loss and gradient norm."""
-    filled, n = jnp.arange(rule.window) >= rule.window - entered, count_values(entered, rule.window)
-    largest = jnp.max(choose(filled, window[1], -jnp.inf))
+    filled = entered >= np.arange(rule.window, 0, -1, dtype=np.int32)
+    largest, n = jnp.max(choose(filled, window[1], -np.inf)), count_values(entered, rule.window)
     if not DETECTORS[rule.detector].logs:
         mean = jnp.sum(jnp.where(filled[None], window, 0.0), axis=1) / n
         squares = jnp.sum(jnp.where(filled[None], jnp.square(window - mean[:, None]), 0.0), axis=1)
-        return Window(mean, jnp.sqrt(squares / (n - 1)), largest, entered)
+        return Window(mean, jnp.sqrt(squares / (n - 1)), mean[1], largest, entered)
     last = trend_length(rule)
-    steps = (window[:, 1:] - window[:, :-1]) * filled[None, :-1]
+    steps = window[:, 1:] - window[:, :-1]
+    steps = choose(jnp.broadcast_to(filled[:-1], steps.shape), steps, 0.0)
     by_steps = jnp.sum(steps * steps, axis=1) / (2 * (n - 1))
-    halves = (window[:, -2 * last :] - window[:, -1:]).reshape(2, 2, last)  # row, half, value
-    x = np.arange(last, dtype=np.float32) - (last - 1) / 2  # steps from the middle
-    sums, products = jnp.sum(halves, axis=2), jnp.sum(halves * x[None, None], axis=2)
-    left = jnp.sum(halves * halves, axis=2) - sums * sums / last - products * products / np.sum(x * x)  # by the line
-    near = choose(entered >= last, left[:, 1], jnp.inf)
-    nearest = choose(entered >= 2 * last, jnp.min(left, axis=1), near)
-    noise = jnp.sqrt(jnp.maximum(LINE_CAUTION * nearest / max(last - 2, 1), by_steps))
-    return Window(window[:, -1] + sums[:, 1] / last, noise, largest, entered)
+    newest = window[:, -1:]
+    halves = (window[:, -2 * last :] - newest).reshape(2, 2, last)  # row, half, value
+    x = np.arange(last) - (last - 1) / 2  # steps from the middle
+    slope = np.broadcast_to(np.float32(x / np.sqrt(np.sum(x * x))), halves.shape)
+    sums, slopes = jnp.sum(halves, axis=2), jnp.sum(halves * slope, axis=2)
+    means = sums * np.full((2, 2), 1 / last, np.float32)
+    left = jnp.sum(halves * halves, axis=2) - means * sums - slopes * slopes  # squares about the line
+    enough = jnp.broadcast_to(entered >= np.array([2 * last, last], np.int32), left.shape)
+    variance = jnp.min(choose(enough, left, np.inf), axis=1) * np.full(2, LINE_CAUTION / max(last - 2, 1), np.float32)
+    level = (newest + means[:, 1:])[:, 0]
+    return Window(level, jnp.sqrt(jnp.maximum(variance, by_steps)), level[1], largest, entered)
 
 
 def trend_length(rule: Guard) -> int:
@@ -161,12 +184,15 @@ def trend_length(rule: Guard) -> int:
     return min(TREND, rule.window // 2)
 
 
-def choose(condition: jax.Array, value: jax.Array, otherwise: jax.Array | float) -> jax.Array:
+def choose(condition: jax.Array, value: jax.Array | float, otherwise: jax.Array | float) -> jax.Array:
     """`jnp.where` of arrays of one shape and dtype, or of one and a constant: a single operation of the step."""
-    return jax.lax.select(condition, value, jnp.broadcast_to(jnp.asarray(otherwise, value.dtype), value.shape))
+    like = value if isinstance(value, jax.Array) else otherwise
+    assert isinstance(like, jax.Array)  # two constants have no dtype
+    pair = [x if isinstance(x, jax.Array) else np.full(like.shape, x, like.dtype) for x in (value, otherwise)]
+    return jax.lax.select(condition, *pair)
 
 
-def first_of(cases: Sequence[jax.Array], codes: Sequence[int], otherwise: int) -> jax.Array:
+def first_of(cases: Sequence[jax.Array], codes: Sequence[jax.Array | int], otherwise: int) -> jax.Array:
     """The code of the first case that holds, int32."""
     code = jnp.int32(otherwise)
     for case, number in zip(reversed(cases), reversed(codes), strict=True):
@@ -181,7 +207,12 @@ def count_values(entered: jax.Array, most: int) -> jax.Array:
 
 def as_entered(rule: Guard, values: jax.Array) -> jax.Array:
     """Losses or norms as they stand in the window."""
-    return jnp.log(jnp.maximum(values, TINY)) if DETECTORS[rule.detector].logs else values
+    return log_of(values) if DETECTORS[rule.detector].logs else values
+
+
+def log_of(values: jax.Array) -> jax.Array:
+    """The logarithm of losses or norms, of what is below TINY that of TINY."""
+    return jnp.log(jnp.maximum(values, np.full(values.shape, TINY, values.dtype)))
 
 
 def median(values: jax.Array, n: jax.Array | int) -> jax.Array:

@@ -70,3 +70,11 @@ def test_a_sibling_a_decade_away_that_ended_much_lower(lr, better, cause, traine
     assert "LR against the sweep's siblings" in judged
     assert not cause or verdicts[cause]["knob"] == f"optim.peak_lr={lr:.3g}"
     assert cause or not verdicts.keys() & {"lr_too_low", "lr_too_high"}
+
+
+def test_a_sibling_s_lr_that_is_far_too_high_itself_is_no_cure(steep, tmp_path, capsys):
+    """At LR 30 a sibling of LR 1 ended lower, and would be judged in its turn."""
+    shutil.copytree(steep, tmp_path / "runs" / "run")
+    sibling(tmp_path / "runs" / "run", "lower", 1.0, 3.0)
+    verdicts, _, _, _ = diagnosed(tmp_path / "runs" / "run", capsys)
+    assert verdicts["lr_too_high"]["knob"] == "optim.peak_lr=0.003"

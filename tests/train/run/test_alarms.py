@@ -217,11 +217,16 @@ def opened(folder, **changes):
     return run
 
 
+QUIET = incident.Report(*[0.0] * len(incident.Report._fields))._replace(
+    first_flag=-1.0, last_flag=-1.0, first_left_out=-1.0, steps=1.0
+)
+
+
 def read_series(run, losses, norms, first=0, memory=None, reports=None):
     """The run's alarms over the steps from `first` on, read and written as the loop does, 20 at a time."""
     memory = guard.init_guard(run.spec.static.guard) if memory is None else memory
     each = Alarms(run, first, memory, lambda step, rows, excerpts: [])
-    quiet = np.array(incident.Report(*[0.0] * 8, -1.0, -1.0, 0.0, -1.0), np.float32)
+    quiet = np.array(QUIET, np.float32)
     for at in range(0, len(losses), 20):
         part = slice(at, at + 20)
         metrics = {"train_loss": losses[part], "grad_norm": norms[part]}
@@ -260,8 +265,9 @@ def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_fro
 def test_a_stretch_of_steps_without_a_micro_batch_is_one_event(tmp_path):
     run = opened(tmp_path, **{"guard.skip": "micro_batch", "train.accumulate": 2, "train.steps": 20})
     codes = guard.BAD, guard.ACTIONS.index("skip_micro_batch")
-    reports = np.tile(np.array(incident.Report(*[0.0] * 8, -1.0, -1.0, 0.0, -1.0), np.float32), (20, 1))
-    reports[6:8] = incident.Report(*codes, *[0.0] * 6, 6.0, 7.0, 1.0, 0.0)
+    reports = np.tile(np.array(QUIET, np.float32), (20, 1))
+    flagged = QUIET._replace(signal=codes[0], action=codes[1], first_flag=6, last_flag=7, left_out=1, first_left_out=0)
+    reports[6:8] = flagged
     read_series(run, np.ones(20), np.ones(20), reports=reports)
     (event,) = guard_events(tmp_path)
     assert (event["from"], event["to"], event["signal"], event["left_out"]) == (7, 8, "bad", 1)
@@ -302,7 +308,7 @@ def test_a_divergence_long_after_the_last_flag_is_its_own_beginning(tmp_path):
     """A flag of step 37 sent a run that diverged at 180 back before 37, where nothing was saved."""
     for last, expected in ((36, (179 - 31, 179)), (170, (36, 170))):
         run = opened(tmp_path / str(last), **{"guard.policy": "rewind", "train.steps": 400})
-        reports = np.tile(np.array(incident.Report(*[0.0] * 8, 36.0, last, 0.0, -1.0), np.float32), (200, 1))
+        reports = np.tile(np.array(QUIET._replace(first_flag=36, last_flag=last), np.float32), (200, 1))
         reports[179, incident.Report._fields.index("shape")] = incident.DIVERGED
         call = read_series(run, np.full(200, 8.0), np.ones(200), reports=reports).call
         assert call is not None and (call.first_flag, call.last_flag) == expected

@@ -12,6 +12,7 @@ from scalelab import config as config_lib
 from scalelab.config import Guard, group_hparams
 from scalelab.configs import tiny
 from scalelab.optim import schedules
+from scalelab.train.run.feed import DataShift
 from scalelab.train.step import guard, incident
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import train_step
@@ -146,7 +147,7 @@ def test_healthy_series_are_never_flagged_and_a_spike_of_either_kind_is():
     _, decisions, reports = decided(Guard("watch"), losses, norms)
     np.testing.assert_array_equal(np.flatnonzero(decisions.signal), [200, 400])
     np.testing.assert_array_equal(decisions.signal[[200, 400]], [guard.LOSS, guard.NORM])
-    np.testing.assert_allclose(decisions.value[[200, 400]], [losses[200], norms[400]], rtol=1e-6)
+    np.testing.assert_allclose(reports.value[[200, 400]], [losses[200], norms[400]], rtol=1e-6)
     assert decisions.accepted.all() and not decisions.action.any()  # watch only looks
     assert reports.score[-1] == np.float32(2 / N)
     shapes = {int(i): incident.SHAPES[int(k)] for i, k in enumerate(reports.shape) if k}
@@ -370,8 +371,9 @@ def test_factors_shift_and_warm_up_of_the_memory():
     )
     plain, changed = stepped("watch"), stepped("watch", memory)
     np.testing.assert_allclose(changed[2]["lr"], plain[2]["lr"] * 0.7 * np.array([1, 2]) / 150, rtol=1e-6)
-    assert changed[1].guard.data_shift == 300
-    np.testing.assert_array_equal(changed[1].guard.jumps, [[-1, -1], [90, 2], [-1, -1], [-1, -1]])
+    shift = DataShift.of(changed[1].guard)
+    assert [shift.number(step) for step in (4, 5, 89, 90)] == [4, 305, 389, 392]
+    assert shift.settle(6) == DataShift(300, ((90, 2),)) and shift.settle(6).number(90) == 392
 
 
 def test_jumps_of_the_lr_the_batch_and_the_mixture_are_known_changes():
@@ -394,11 +396,11 @@ def count_operations(policy):
     state = jax.eval_shape(functools.partial(state_lib.init_state, static), jax.tree.map(jnp.float32, h))
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
     lowered = jax.jit(functools.partial(train_step, static)).lower(state, tokens, jax.tree.map(jnp.float32, h))
-    return len(re.findall(r"stablehlo\.(?!constant|return)\w+", lowered.as_text()))
+    return len(re.findall(r"(?:stablehlo|chlo)\.(?!constant|return)\w+", lowered.as_text()))
 
 
 @pytest.mark.full
 def test_the_guard_adds_few_operations_to_the_step():
-    """It added 29 %; a step's seconds are noise beside that."""
+    """It added 20 %; a step's seconds are noise beside that."""
     off, watch = count_operations("off"), count_operations("watch")
-    assert off < watch <= 1.22 * off, watch / off
+    assert off < watch <= 1.15 * off, watch / off

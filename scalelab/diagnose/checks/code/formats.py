@@ -1,7 +1,7 @@
 """Judge the number formats that a run's step had, read off its program, against those that its policy states."""
 
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Findings, Judged, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
 from scalelab.precision.policy import POLICIES
 
 ASKED = "number formats of sums, logits, loss and gradients are those of the precision policy"
@@ -13,13 +13,21 @@ PLAIN_UPDATES = ("adamw", "adam", "nadamw", "sgd", "momentum", "lion")
 
 
 def check_formats(evidence: Evidence) -> Findings:
-    """Judge roles in a format of fewer bits than the policy's; functions of the user may round as they like."""
+    """Judge roles in a format of fewer bits than the policy's.
+
+    A block or loss of the user's own may round as it likes where the policy computes in few bits, but not under fp32.
+    """
     values, dtypes = evidence.values, evidence.record.get("dtypes", {})
     policy = POLICIES.get(values["precision.name"])
-    roles = EVERYWHERE | (IN_THE_UPDATE_TOO if values["optim.name"] in PLAIN_UPDATES else {})
-    own = [key for key in ("model.block", "train.loss", "train.metrics", "optim.name") if ":" in str(values[key])]
-    if policy is None or own or not all(role in dtypes for role in EVERYWHERE):
+    if policy is None or not all(role in dtypes for role in EVERYWHERE):
         return []
+    own = [str(values[key]) for key in ("model.block", "train.loss") if ":" in str(values[key])]
+    if own and not {policy.compute, policy.forward} <= {"float32", "tensorfloat32"}:
+        return [
+            Gap("code_precision", f"{', '.join(own)} may round as it likes under {policy.name}", "precision.name=fp32")
+        ]
+    is_plain = values["optim.name"] in PLAIN_UPDATES and ":" not in str(values["train.metrics"])
+    roles = EVERYWHERE | (IN_THE_UPDATE_TOO if is_plain else {})
     narrow = {
         role: sorted(form for form in dtypes.get(role, ()) if BITS.get(form, 24) < BITS[getattr(policy, role)])
         for role in roles
@@ -29,6 +37,7 @@ def check_formats(evidence: Evidence) -> Findings:
         return [Judged(ASKED)]
     each = [f"{roles[role]} in {', '.join(forms)}, not {getattr(policy, role)}" for role, forms in wrong.items()]
     text = f"under precision.name={policy.name} the step has {'; '.join(each)}"
+    text += f", as {' or '.join(own)} may have cast them" if own else ""
     confirm = "the record's dtypes are read off the step's program"
     return [
         Judged(ASKED),

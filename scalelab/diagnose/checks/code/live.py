@@ -72,7 +72,12 @@ def check_optimizer(evidence: Evidence) -> Findings | None:
         over = sizes[largest] / settled / OVERSHOOT
         if over > 1:
             text = f"on constant gradients update {largest} is {sizes[largest] / settled:.3g} times a late one"
-            findings.append(_test("no_bias_correction", over, text, "optim.bias_correction=true", (1, largest)))
+            name = str(evidence.values["optim.name"])
+            knob = "optim.bias_correction=true"
+            if ":" in name:
+                text += f": {name} divides one of its averages by another's correction, or by none"
+                knob = f"divide each average in {name.partition(':')[2]} by 1 - beta**t of its own beta"
+            findings.append(_test("no_bias_correction", over, text, knob, (1, largest)))
     where = (p.get("step", 0),) * 2
     if (ratio := p.get("gradient_over_v", 1.0)) > GRADIENT_OVER_V:
         text = f"the gradient's RMS is {ratio:.3g} times sqrt(v) at step {where[0]}"

@@ -66,21 +66,24 @@ class Stretch(NamedTuple):
 def check_moved(evidence: Evidence) -> Findings:
     """Judge leaves, heads and rows that are what they were, though the run took steps at an LR above zero."""
     saved, why = read_saved_steps(evidence)
-    stretches = _find_stretches(evidence, saved)
+    stretches = find_stretches(evidence, saved)
     if not stretches:
         why = why or "fewer than two saved steps with an LR above zero between them"
         return [Gap("leaf_stuck", why, "checkpoint.keep_last=2 and two saves, or --live")]
-    if POLICIES[evidence.values["precision.name"]].parameters != "float32" and not _rounds_fairly(evidence):
-        return [Gap("leaf_stuck", "rounding to the stored format may hold weights in their places", "--live")]
+    if rounds_away(evidence):
+        return []  # rounded.py
     verdicts = [verdict for stretch in stretches for verdict in _judge_stretch(evidence, stretch)]
     return [*verdicts, Judged(ASKED)]
 
 
-def _rounds_fairly(evidence: Evidence) -> bool:
-    return POLICIES[evidence.values["precision.name"]].rounding != "nearest"
+def rounds_away(evidence: Evidence) -> bool:
+    """Whether weights are stored in a format that rounds small updates away."""
+    policy = POLICIES[evidence.values["precision.name"]]
+    return policy.parameters != "float32" and policy.rounding == "nearest"
 
 
-def _find_stretches(evidence: Evidence, saved: list[SavedStep]) -> list[Stretch]:
+def find_stretches(evidence: Evidence, saved: list[SavedStep]) -> list[Stretch]:
+    """Find pairs of saved steps, one after the other, with updates at an LR above zero between them."""
     lr, stretches = evidence.series("lr").finite(), []
     for before, after in itertools.pairwise(saved):
         steps, rates = after.accepted - before.accepted, lr.after(before.step).until(after.step).values
@@ -234,7 +237,8 @@ def _count_tokens(evidence: Evidence, stretch: Stretch, rows: int, targets: bool
     times, data = np.zeros(rows, np.int64), evidence.data
     if data is None or evidence.values["schedule.seq_start"] or evidence.values["log.stretches"]:
         return times
-    if any(np.any(x) for name, x in stretch.after.part("guard").items() if name == "data_shift"):
+    memory = stretch.after.part("guard")
+    if np.any(memory.get("data_shift", 0)) or np.any(memory.get("jumps", -1) >= 0):
         return times
     first = max(stretch.before.step, stretch.after.step - MOST_BATCHES)
     for step in range(first, stretch.after.step):

@@ -22,6 +22,7 @@ BLOCK = 8  # number of neighbouring windows that are also judged together, as si
 LEAST_BLOCK_SCORE = 0.25  # threshold of a block's mean, in nats a token
 OUTLIERS = 0.01  # share of windows
 DUPLICATES = 0.05  # share of documents equal to an earlier one
+SINGLE, LEAST_SINGLE = 0.02, 50  # share of tokens in documents of one token, and how many of these
 REPEATED_RUN = 10  # documents that repeat others in the same order
 EPOCHS = 4.0  # epochs beyond which repetition is worth less (Muennighoff et al. 2023, fig. 1)
 OVERFIT = 0.1  # nats that the validation loss is above the training loss
@@ -52,7 +53,8 @@ def check_data(evidence: Evidence) -> Findings | None:
             confirm = "scalelab diagnose RUN names another fingerprint each time"
             return [make_verdict("unstable_source", "test", np.inf, text, knob, confirm)]
         return [make_verdict("data_changed", "test", np.inf, text, "the same files as in training", "scalelab prepare")]
-    return [*_vocabulary(evidence, data), *_duplicates(data), *_corrupted(data), *_order(evidence, data)]
+    documents = _single_tokens(data) or _duplicates(data)
+    return [*_vocabulary(evidence, data), *documents, *_corrupted(data), *_order(evidence, data)]
 
 
 def _changes_when_asked_again(evidence: Evidence, data: DataSample) -> bool:
@@ -71,6 +73,21 @@ def _vocabulary(evidence: Evidence, data: DataSample) -> Findings:
         f"the tokenizer has {ids} ids and model.vocab_size={rows} is declared: {1 - ids / rows:.0%} of the vocabulary "
     )
     return [Gap("vocabulary_mismatch", f"{text}is never trained", f"model.vocab_size={ids} where that is not meant")]
+
+
+def _single_tokens(data: DataSample) -> Findings:
+    """Judge documents of a single token: a text that was cut into its letters, with a separator behind each."""
+    splits = [part.train for part in data.dataset.parts]
+    lengths = np.concatenate([np.diff(np.asarray(each)) for split in splits for each in split.offsets])
+    single = lengths <= 2  # its separator included
+    share = float(lengths[single].sum() / max(lengths.sum(), 1))
+    if share <= SINGLE or single.sum() < LEAST_SINGLE:
+        return []
+    text = f"{single.sum()} of {len(lengths)} documents, with {share:.0%} of all tokens, are of a single token, so "
+    text += "that most are equal: of texts that were cut into their letters or ids, each a document"
+    knob = "give each text as one document (a string is not a list of documents), and prepare the data again"
+    confirm = "scalelab diagnose RUN --batch=STEP shows the text of a step"
+    return [make_verdict("duplicated_documents", "test", share / SINGLE, text, knob, confirm)]
 
 
 def _duplicates(data: DataSample) -> Findings:

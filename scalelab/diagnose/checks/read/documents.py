@@ -10,6 +10,7 @@ from scalelab.diagnose.checks.read.again.shingles import (
     NEAR,
     Documents,
     Nearest,
+    drop_spaces,
     find_nearest,
     find_shingles,
     take_documents,
@@ -22,6 +23,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
 SHARED = 0.05  # share of validation documents with a copy in training
 COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
+LEAST_NEAR = 4  # such documents; two long files of one corpus may well share half of their passages
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
 
 
@@ -32,8 +34,9 @@ def check_documents(evidence: Evidence) -> Findings:
         return []  # the checks of the sample report it
     train, val = (_documents(data, side) for side in ("train", "val"))
     length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
-    pool = find_shingles(train, length)
-    held_out = find_nearest(find_shingles(val, length), pool)
+    as_read = drop_spaces if data.dataset.vocab_size <= BYTES else lambda documents: documents
+    pool = find_shingles(as_read(train), length)
+    held_out = find_nearest(find_shingles(as_read(val), length), pool)
     among = find_nearest(pool, pool, itself=True)
     return [*_shared(data, train, val, held_out), *_near_copies(train, among), *_distributions(data)]
 
@@ -90,7 +93,7 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
         i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
     ]
     share = float(train.lengths[nearest.document[near]].sum() / max(train.lengths.sum(), 1))
-    if share <= COPIES:
+    if share <= COPIES or len(near) < LEAST_NEAR:
         return [judged]
     first = near[0]
     text = f"{len(near)} of {len(nearest.share)} documents, with {share:.0%} of all tokens, are nearly another one, "

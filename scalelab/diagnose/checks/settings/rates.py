@@ -6,6 +6,7 @@ import numpy as np
 
 from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS, default_optim_values
 from scalelab.diagnose.checks.settings.siblings import best_sibling_lr, find_siblings, judge_siblings
+from scalelab.diagnose.checks.state.optimizer import CODED
 from scalelab.diagnose.evidence import SHORT_PATH, Evidence, Series, path_length, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.optim.registry import find_optimizer
@@ -44,7 +45,7 @@ def own_rate(evidence: Evidence) -> float | None:
 def check_lr(evidence: Evidence) -> Findings:
     """Judge a peak LR on both sides: by siblings, by the optimizer's own, by the updates' sizes and the loss."""
     siblings = find_siblings(evidence)
-    findings = [*judge_siblings(evidence, siblings)]
+    findings = [*judge_siblings(evidence, siblings, own_rate(evidence))]
     ratio, lr = update_ratio(evidence), float(evidence.values["optim.peak_lr"] or 0.0)
     if not len(ratio.steps):
         return [*findings, Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
@@ -65,7 +66,8 @@ def check_lr(evidence: Evidence) -> Findings:
         return [*findings, _short_warmup(evidence, ratio, warmup)]
     diverged = _divergence(evidence, knob)
     lines_needed = min(HIGH_LINES, max(1, len(high) // 4))
-    if high.sum() >= lines_needed or (diverged and high.any()):
+    is_coded = evidence.values["optim.name"] in CODED  # then large updates alone say nothing of the LR
+    if (high.sum() >= lines_needed and not is_coded) or (diverged and high.any()):
         return [*findings, _lr_too_high(evidence, ratio, diverged, knob)]
     return [
         *findings,
@@ -75,9 +77,12 @@ def check_lr(evidence: Evidence) -> Findings:
 
 
 def _better_rate(evidence: Evidence, ratio: Series, sibling: float | None) -> float:
-    """A lower LR near a good one: the best sibling's, the optimizer's own, or one that makes updates a usual size."""
+    """A lower LR near a good one: the best sibling's, the optimizer's own, or one that makes updates a usual size.
+
+    A sibling's that is itself far above the optimizer's own would be judged too high in its turn.
+    """
     lr, own = float(evidence.values["optim.peak_lr"] or 0.0), own_rate(evidence)
-    if sibling is not None and sibling < lr / 2:
+    if sibling is not None and sibling < lr / 2 and (own is None or sibling < FAR_FACTOR * own):
         return sibling
     if own is not None and own <= lr / 3 and find_optimizer(evidence.values["optim.name"]).like != "sgd":
         return own

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from scalelab.config.optimizer_defaults import FAR_FACTOR
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Judged, Verdict, make_verdict
 from scalelab.errors import BadInput
@@ -62,8 +63,11 @@ def best_sibling_lr(siblings: list[Sibling]) -> float | None:
     return min(ended, key=lambda sibling: sibling.loss).lr if ended else None
 
 
-def judge_siblings(evidence: Evidence, siblings: list[Sibling]) -> Findings:
-    """Judge an LR a decade away from the best sibling's that costs more than COST nats."""
+def judge_siblings(evidence: Evidence, siblings: list[Sibling], own: float | None) -> Findings:
+    """Judge an LR a decade away from the best sibling's that costs more than COST nats.
+
+    `own`: the optimizer's own LR, which is the one to take where the best sibling's is itself far above it.
+    """
     lr, loss = float(evidence.values["optim.peak_lr"] or 0.0), _final_loss(dict(evidence.record))
     ended = [sibling for sibling in siblings if math.isfinite(sibling.loss)]
     if not ended or evidence.record.get("status") not in ("done", "diverged") or lr <= 0:
@@ -72,11 +76,13 @@ def judge_siblings(evidence: Evidence, siblings: list[Sibling]) -> Findings:
     factor = max(lr / best.lr, best.lr / lr)
     findings: list[Judged | Verdict] = [Judged(HARM)]
     if factor >= FAR and loss - best.loss >= COST:
-        findings.append(_sibling_verdict(evidence, best, lr, loss))
+        is_far = own is not None and best.lr >= FAR_FACTOR * own and lr > best.lr
+        findings.append(_sibling_verdict(evidence, best, loss, own if is_far and own is not None else best.lr))
     return findings
 
 
-def _sibling_verdict(evidence: Evidence, best: Sibling, lr: float, loss: float) -> Verdict:
+def _sibling_verdict(evidence: Evidence, best: Sibling, loss: float, better: float) -> Verdict:
+    lr = float(evidence.values["optim.peak_lr"] or 0.0)
     cause = "lr_too_high" if lr > best.lr else "lr_too_low"
     times = f"{lr / best.lr:,.3g} times" if lr > best.lr else f"1/{best.lr / lr:,.3g} of"
     cost = f"costs {loss - best.loss:.2g} nats" if math.isfinite(loss) else "cost the run"
@@ -85,4 +91,4 @@ def _sibling_verdict(evidence: Evidence, best: Sibling, lr: float, loss: float) 
     text += f"an LR of {times} that one {cost}"
     over = (loss - best.loss) / COST
     confirm = f"scalelab compare {evidence.quoted} and {best.name}"
-    return make_verdict(cause, "test", over, text, f"optim.peak_lr={best.lr:.3g}", confirm)
+    return make_verdict(cause, "test", over, text, f"optim.peak_lr={better:.3g}", confirm)

@@ -11,6 +11,7 @@ from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
 from scalelab.optim.registry import find_optimizer
 
 ADAMS = ("adamw", "adam", "adam8bit")  # optimizers whose update is m / (sqrt(v) + eps)
+CODED = ("adam8bit",)  # moments in codes, of which the small ones are zero: single updates are large at any LR
 BOUND_MARGIN = 1.1  # margin over Adam's largest possible update RMS; norms are rounded
 BOUND_STEPS = 2000  # steps after which the bound's sums are cut: they have converged for beta2 up to 0.999
 EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
@@ -61,7 +62,7 @@ def _is_plain_adam(evidence: Evidence) -> bool:
     """Whether updates follow from m and v alone, with one LR for all parameters."""
     v = evidence.values
     plain = v["parametrization.name"] == "standard" and not v["optim.groups"]
-    return plain and v["optim.name"] in ADAMS
+    return plain and v["optim.name"] in ADAMS and v["optim.name"] not in CODED
 
 
 @asks("updates against the most that Adam's moments allow")

@@ -50,6 +50,12 @@ def take_documents(split: Split, most_tokens: int) -> Documents:
     return Documents(unmask_ids(np.concatenate(tokens)), np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
 
 
+def drop_spaces(documents: Documents) -> Documents:
+    """Documents of bytes without blanks, tabs and ends of lines: copies differ in those alone (CRLF, indents)."""
+    kept = ~np.isin(documents.tokens, list(b" \t\r\n"))
+    return Documents(documents.tokens[kept], np.concatenate([[0], np.cumsum(kept)])[documents.offsets])
+
+
 def find_shingles(documents: Documents, length: int) -> tuple[np.ndarray, np.ndarray]:
     """(hash, number of the document) of the kept shingles, each pair once, sorted by hash."""
     ids = documents.tokens.astype(np.uint64)
