@@ -48,18 +48,18 @@ check: .venv/dev  ## before each commit, under a minute: lint, types, walls betw
 
 # Tests marked `full` are dear and covered by others; those with the other marks have targets of their own.
 others := not crash and not slow and not slurm
-pytest = .venv/bin/python -m pytest --dist worksteal -n
+pytest = .venv/bin/python -m pytest --dist worksteal -n  # 3: one has the cores while others wait for processes
 
 test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every room and every promise of the README
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	@echo "mypy in the background: what it says stands below the tests' lines"; \
 	.venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
-	$(pytest) 2 -m 'not full and $(others)'; tests=$$?; \
+	$(pytest) 3 -m 'not full and $(others)'; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests ? tests : types))
 
 test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full
-	$(pytest) 3 -m 'full and $(others)'  # a third has the cores while others wait for processes
+	$(pytest) 3 -m 'full and $(others)'
 
 test-all: test test-rest  ## what CI runs, a quarter of an hour on 2 cores: `make test`, then `make test-rest`
 

@@ -18,14 +18,13 @@ from scalelab.api.arguments import (
     optional,
     whole,
 )
-from scalelab.api.defaults import BUDGET_INPUTS
+from scalelab.api.defaults import BUDGET_INPUTS, FREE
 from scalelab.api.door import Config, Overrides, add_overrides, load_config
 from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
-from scalelab.plan.memory.levers import FREE
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against

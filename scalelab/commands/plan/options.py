@@ -2,10 +2,10 @@
 
 import argparse
 
+from scalelab.api.defaults import FREE
 from scalelab.cli.parser import Parser, add_trust_option, bounded_above_zero, config_path, count_above_zero
 from scalelab.commands.plan import stability
 from scalelab.plan.machine.machine import KNOWN_MACHINES
-from scalelab.plan.memory.levers import FREE
 
 # Of one run, as it is planned on one number of devices.
 RUN_OPTIONS = (

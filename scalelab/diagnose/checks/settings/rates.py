@@ -44,8 +44,8 @@ def own_rate(evidence: Evidence) -> float | None:
 
 def check_lr(evidence: Evidence) -> Findings:
     """Judge a peak LR on both sides: by siblings, by the optimizer's own, by the updates' sizes and the loss."""
-    siblings = find_siblings(evidence)
-    findings = [*judge_siblings(evidence, siblings, own_rate(evidence))]
+    siblings, own = find_siblings(evidence), own_rate(evidence) if "optim.name" in evidence.values else None
+    findings = [*judge_siblings(evidence, siblings, own)]
     ratio, lr = update_ratio(evidence), float(evidence.values["optim.peak_lr"] or 0.0)
     if not len(ratio.steps):
         return [*findings, Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
