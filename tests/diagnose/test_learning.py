@@ -1,14 +1,18 @@
 """The course of losses alone, of runs that others trained: what is named, and when it is silent."""
 
+import dataclasses
 import json
 import math
 import pathlib
+import types
 
 import numpy as np
 import pytest
 
 from scalelab.diagnose import rank
+from scalelab.diagnose.checks.course import learning
 from scalelab.diagnose.checks.foreign import metrics_evidence
+from scalelab.diagnose.verdict import Verdict
 
 STEPS, VOCAB = np.arange(0, 2000, 5), 32_000
 GUESS = math.log(VOCAB)
@@ -88,6 +92,28 @@ def test_a_pattern_that_returns_is_the_order_of_the_data_unless_the_rate_returns
     assert causes(healthy(rng) + wave) == ["not_shuffled"]
     restarts = 3e-4 * (0.1 + 0.45 * (1 + np.cos(np.pi * (STEPS % 250) / 250)))
     assert causes(healthy(rng) + wave, lr=restarts) == []
+
+
+@pytest.mark.parametrize(("level", "found"), [(5.2, ["not_learning"]), (3.2, []), (2.5, [])])
+def test_a_loss_above_the_entropy_of_its_tokens_is_no_learning(rng, level, found):
+    shares = np.r_[[0.2, 0.1, 0.1], np.full(30, 0.02)]  # of 33 kinds of tokens: 3.13 nats
+    entropy = -(shares * np.log(shares)).sum()
+    windows = rng.choice(33, (64, 257), p=shares / shares.sum())
+    assert 3.1 < entropy < 3.2
+    lines = [
+        {"step": step, "train_loss": level + 3 * math.exp(-step / 50), "tokens": 2048 * step}
+        for step in range(10, 401, 10)
+    ]
+    evidence = metrics_evidence(lines, pathlib.Path("ours"), {"model.vocab_size": 256})
+    evidence = dataclasses.replace(evidence, data=types.SimpleNamespace(windows=windows))
+    verdicts = [each.cause for each in learning.check_frequencies(evidence) if isinstance(each, Verdict)]
+    assert verdicts == found
+
+
+@pytest.mark.parametrize(("gap", "found"), [(3.0, ["val_of_another_kind"]), (0.5, [])])
+def test_a_validation_loss_far_above_the_other_from_the_start_is_of_another_kind(rng, gap, found):
+    loss = healthy(rng)
+    assert causes(loss, loss + gap) == found
 
 
 def test_runs_that_a_real_trainer_wrote_are_silent():

@@ -113,7 +113,7 @@ CAUSES = {
     "schedule_invalid": "the LR is not finite, or negative",
     "edge_of_stability": "the loss is too curved for the LR",
     # course
-    "not_learning": "the loss stands still",
+    "not_learning": "the loss stands still, or is above what counting tokens gives",
     "spike_benign": "the loss jumped, and came back",
     "spike_growing": "the loss rose, and did not come back",
     "climbing": "the gradient norm climbs over thousands of steps",

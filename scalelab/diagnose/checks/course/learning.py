@@ -1,4 +1,4 @@
-"""Judge the course of losses alone, of runs that others trained: neither program, data nor state can be asked there.
+"""Judge the course of losses alone, mostly of runs that others trained, whose program, data and state can't be asked.
 
 Each is a symptom: the lines say what happened, and several causes may have done it.
 """
@@ -22,6 +22,9 @@ GAP_GROWS, STAYS = (
 )  # a training loss that falls by a tenth while the other falls by less than a quarter of that
 TOO_GOOD, LARGE_VOCABULARY = 0.05, 1000  # nats of validation loss, where a text has that many tokens
 RESTART = 0.2  # of the LR's peak: a rise from one line to the next that is no warm-up
+ENOUGH_STEPS, ENOUGH_TOKENS = 100, 200  # after which shares of tokens are learnt; the second by kinds of tokens
+ABOVE_ENTROPY = 0.1  # nats
+GAP_NATS, GAP_SHARE = 1.0, 0.4  # a validation loss that far above the training loss; the second of the training loss
 PERIODS = 4  # of a pattern that returns
 PERIODIC_SHARE = 0.4  # of the variance of the loss about its course
 
@@ -180,4 +183,53 @@ def check_rate_is_used(evidence: Evidence) -> Findings | None:
     return [make_verdict("log_wrong", "test", 9.0, text, "what is logged as the LR", "read the optimizer's own LR")]
 
 
-CHECKS = (check_learning, check_overfitting, check_too_good, check_periodic, check_rate_is_used)
+@asks("the loss beside how often each token occurs")
+def check_frequencies(evidence: Evidence) -> Findings | None:
+    """Judge a loss above the entropy of single tokens of its data, after enough steps to count them."""
+    loss, data = evidence.series("train_loss").finite(), evidence.data
+    if data is None or len(loss.steps) < LEAST_EVALUATIONS or loss.steps[-1] < ENOUGH_STEPS:
+        return None
+    counts = np.unique(data.windows[data.windows >= 0], return_counts=True)[1]
+    tokens = evidence.series("tokens").finite().values
+    if not len(counts) or not len(tokens) or tokens[-1] < ENOUGH_TOKENS * len(counts):
+        return None
+    shares = counts / counts.sum()
+    entropy = float(-(shares * np.log(shares)).sum() + (len(counts) - 1) / (2 * counts.sum()))  # Miller 1955
+    level = float(np.median(loss.values[-max(3, len(loss.values) // 4) :]))
+    if level <= entropy + ABOVE_ENTROPY:
+        return []
+    text = f"the loss is {level:.4g} at the end, where the shares of its {len(counts)} tokens alone give {entropy:.4g}"
+    where = (int(loss.steps[-1]), int(loss.steps[-1]))
+    return [_not_learning(evidence, text, where, level / (entropy + ABOVE_ENTROPY))]
+
+
+@asks("the level of the validation loss")
+def check_held_out_level(evidence: Evidence) -> Findings | None:
+    """Judge a validation loss that is far above the training loss where it is best, of data that can't be compared."""
+    scored = [row for row in evidence.evaluations if np.isfinite(row["val_loss"])]
+    loss = evidence.series("train_loss").finite()
+    if evidence.data is not None or not scored or len(loss.steps) < LEAST_EVALUATIONS:
+        return None  # with data `documents` compares the two
+    if evidence.values.get("train.ema"):
+        return None  # an average that is longer than the run lags far behind
+    best = min(scored, key=lambda row: float(row["val_loss"]))
+    near = np.argsort(np.abs(loss.steps - best["step"]))[:LEAST_EVALUATIONS]
+    train, held_out = float(np.median(loss.values[near])), float(best["val_loss"])
+    most = max(GAP_NATS, GAP_SHARE * train)
+    if held_out - train <= most:
+        return []
+    text = f"the validation loss is {held_out:.4g} at best, at step {best['step']}, and the training loss {train:.4g}"
+    knob = "how documents are held out: at random from the same texts; else fewer epochs, or the average of weights"
+    confirm = "read some documents of both"
+    return [make_verdict("val_of_another_kind", "symptom", (held_out - train) / most, text, knob, confirm)]
+
+
+CHECKS = (
+    check_learning,
+    check_frequencies,
+    check_held_out_level,
+    check_overfitting,
+    check_too_good,
+    check_periodic,
+    check_rate_is_used,
+)
