@@ -27,6 +27,7 @@ REPEATED_RUN = 10  # documents that repeat others in the same order
 EPOCHS = 4.0  # epochs beyond which repetition is worth less (Muennighoff et al. 2023, fig. 1)
 OVERFIT = 0.1  # nats that the validation loss is above the training loss
 CORRELATION = 5.0  # standard errors of the rank correlation of window number and position
+SHORT_WINDOW = 64  # tokens up to which one window says little; then means of blocks alone are judged
 NEIGHBOURS = 0.2  # share of windows that follow their predecessor in the corpus
 UNUSED = 0.5  # share of the model's vocabulary that the tokenizer does not have
 BELOW_ENTROPY = 0.02  # nats that a validation loss lies below the language's entropy rate
@@ -116,6 +117,7 @@ def _corrupted(data: DataSample) -> Findings:
     scores = window_scores(data.windows)
     distinct = count_pairs(data.windows)
     odd = far_from_median(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
+    odd &= data.windows.shape[1] > SHORT_WINDOW  # a line of digits among sentences is no damage
     if np.mean(odd) <= OUTLIERS and len(scores) >= 8 * BLOCK:
         blocks = np.arange(len(scores)) * (len(scores) // BLOCK) // len(scores)
         means = np.bincount(blocks, scores) / np.bincount(blocks)
