@@ -51,7 +51,7 @@ def check_cells(rows, width):
                 whole = [number for line in lines for number in NUMBER.findall(line)]
                 assert whole == NUMBER.findall(row[place])
     assert seen == set(range(len(rows[0])))
-    longest = max(len(piece) for row in rows for cell in row for piece in cell.split())
+    longest = max((len(piece) for row in rows for cell in row for piece in cell.split()), default=0)
     if longest <= 25:  # two words of this length fit beside each other
         assert all(len(line) <= width for line in fit_lines(rows, width)[:-1])
 

@@ -108,7 +108,7 @@ def test_where_no_noise_is_known_the_power_is_printed_for_a_range(tmp_path, caps
     assert planned(capsys, "--noise=0.01")["smallest_effect"] == pytest.approx(plan["by_noise"]["0.01"])
     assert planned(capsys, "--noise=0.01", "--correlation=1")["smallest_effect"] == 1.02  # --worth: pairs are equal
     dear, cheap = (planned(capsys, "--noise=0.01", f"--worth={worth}")["smallest_effect"] for worth in (1.1, 1.02))
-    assert dear / cheap == pytest.approx(1.1 / 1.02)
+    assert 1 < dear / cheap < 1.1 / 1.02  # in a narrower region adopt and reject err together: a wider interval
 
 
 @pytest.mark.full
