@@ -28,7 +28,7 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
     hidden = _hide_modules(folders, users)
     before = set(sys.modules)
     for index, folder in reversed(list(enumerate(folders))):
-        loaded = {name: module for name, module in _loaded.get(folder, {}).items() if name not in before}
+        loaded = {name: m for name, m in _loaded.get(folder, {}).items() if name not in before and _has_file(m)}
         sys.modules.update({name: m for name, m in loaded.items() if not _holders(folders[:index], name)})
     sys.path[:], _searched[:] = during, folders
     importlib.invalidate_caches()
@@ -78,6 +78,12 @@ def _store_modules(folders: set[str], before: set[str]) -> None:
         for name, module in _loaded.get(folder, {}).items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+def _has_file(module: ModuleType) -> bool:
+    """Whether a module's file is still there; true of a package without one."""
+    file = getattr(module, "__file__", None)
+    return file is None or os.path.exists(file)
 
 
 def _folder_of(module: ModuleType | None) -> str:

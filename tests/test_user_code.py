@@ -3,6 +3,7 @@
 import importlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 import scalelab
 from scalelab import config as config_lib
-from scalelab import user_code
+from scalelab import user_code, user_imports
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
@@ -137,6 +138,14 @@ def test_configs_import_their_neighbours_of_whatever_name(tmp_path):
             assert (config.train.steps, config.model.n_layers) == (steps, layers)
             assert len(trials.load_trials(file, {})) == layers
     assert sys.path == path and not {"helper", "later", "later.inner"} & (set(sys.modules) - modules)
+
+
+def test_a_folder_that_is_gone_lends_no_module_any_more(tmp_path):
+    one, two = neighbours(tmp_path / "one", 7, 1), neighbours(tmp_path / "two", 9, 2)
+    assert config_lib.load(one).train.steps == 7
+    shutil.rmtree(one.parent)
+    with user_imports.allow_imports_from([str(one.parent), str(two.parent)]):
+        assert importlib.import_module("helper").STEPS == 9
 
 
 def test_the_current_directory_hides_no_neighbour_either(tmp_path, monkeypatch):
