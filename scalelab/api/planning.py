@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 Hardware = Union[Path, "Machine"]
 SERVED = Kind(
     "two whole numbers, sequences and tokens, such as (1, 0)",
-    lambda pair: isinstance(pair, tuple | list) and [whole(1 - i).fits(n) for i, n in enumerate(pair)] == [True, True],
+    lambda pair: (
+        isinstance(pair, tuple | list) and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])
+    ),
 )
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)

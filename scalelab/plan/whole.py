@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.config.steps import schedule_steps
+from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh, partial_mesh
@@ -154,11 +155,10 @@ def plan(
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
     efficiency = efficiency or default_efficiency(machine)
-    candidate = (
-        free_fit(config, machine, devices or config_lib.static(config).layout.devices, efficiency, free)
-        if free
-        else None
-    )
+    if free and mesh:
+        raise BadInput("--free chooses the mesh, too; nearest: leave --mesh out")
+    on = devices or config_lib.static(config).layout.devices
+    candidate = free_fit(config, machine, on, efficiency, free) if free else None
     if candidate:
         freed = plan(
             candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,

@@ -40,6 +40,17 @@ def test_a_table_of_losses_is_judged_by_what_it_has(tmp_path, capsys):
     ]  # fmt: skip
 
 
+def test_a_loss_that_stands_still_is_named_and_its_knob_is_told(tmp_path, capsys):
+    noise = np.random.default_rng(2).normal(0, 0.02, 400)
+    lines = [{"step": step, "loss": 7.3 + 3 * math.exp(-step / 20) + noise[step - 1]} for step in range(1, 401)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shape = {"vocab_size": 32_000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4} | shape))
+    code, found = answer(capsys, tmp_path)
+    assert code == 1 and [verdict["cause"] for verdict in found["verdicts"]] == ["not_learning"]
+    assert "7.3" in found["verdicts"][0]["evidence"] and "targets" in found["verdicts"][0]["knob"]
+
+
 def test_metrics_without_a_config_are_judged(tmp_path, capsys):
     lines = [{"step": step, "train_loss": loss} for step, loss in losses(spike=0.0)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

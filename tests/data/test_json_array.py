@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from scalelab.__main__ import main
 from scalelab.data.prepare import specs
 from scalelab.data.read import files
 from scalelab.data.read.reading import Reading
@@ -57,6 +58,7 @@ def test_a_packed_array_is_read(tmp_path):
         ('[{"text": "a"}, {"text": ', "record 2: bad JSON"),
         ('[{"text": "a"} {"text": oops}' + " " * 100 + "]", "record 2: bad JSON"),
         ('[{"body": "a"}]', "no key 'text'"),
+        ('[\n{"text": "a"}\n]\n[\n{"text": "b"}\n]', "stands behind its array of 1 records"),
         ("[" * 3000, "nested too deep|bad JSON"),
     ],
 )
@@ -64,6 +66,14 @@ def test_faults_are_one_line_with_their_record(tmp_path, text, said):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(BadInput, match=said):
         documents(tmp_path / "a.json")
+
+
+def test_prepare_takes_one_and_holds_a_part_out(tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps([{"output": f"{i} " * 30} for i in range(200)]))
+    words = [f"--source={tmp_path}/a.json#output", "--tokenizer=bytes", f"--out={tmp_path}/out"]
+    assert main(["prepare", *words]) == 0
+    said = capsys.readouterr()
+    assert "validation holds" in said.out + said.err and "200" in said.out + said.err
 
 
 def test_an_early_fault_does_not_read_on(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.foreign.convert import convert_run
 from scalelab.foreign.find import find_runs, read_found
@@ -38,6 +39,17 @@ def test_without_bars_lines_of_training_are_counted_and_it_is_said(tmp_path):
     assert list(steps) == [100, 200, 300, 400]
 
 
+def test_a_loss_that_is_no_number_is_read_as_one_and_the_run_has_diverged(tmp_path, capsys):
+    lines = [f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {i / 4}}}"
+             for i, (loss, norm) in enumerate([(3.5, 1.0), (3.25, 9.0), ("nan", "inf"), ("nan", "nan")])]  # fmt: skip
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    run = converted(tmp_path)
+    losses, norms = (series(run.training, name) for name in ("train_loss", "grad_norm"))
+    assert list(losses) == [1, 2, 3, 4] and math.isnan(losses[3]) and math.isnan(losses[4]) and math.isinf(norms[3])
+    assert main(["runs", str(tmp_path / "log.txt"), "--json=-"]) == 0
+    assert '"diverged"' in capsys.readouterr().out
+
+
 def test_mlflows_folder_is_its_runs_with_params_and_names():
     runs = read_all(FILES / "mlruns")
     assert {run.record["source"]["labels"]["run_name"] for run in runs.values()} == {"slow", "fast"}
@@ -51,6 +63,9 @@ def test_mlflows_folder_is_its_runs_with_params_and_names():
 
 def test_a_metric_of_mlflow_that_is_something_else_is_one_line(tmp_path):
     (tmp_path / "metrics").mkdir()
+    (tmp_path / "meta.yaml").write_text("run_name: a\nstatus: [4]\n")
+    with pytest.raises(BadInput, match="holds no metric"):
+        read_all(tmp_path)
     (tmp_path / "meta.yaml").write_text("run_name: a\nstatus: 4\n")
     with pytest.raises(BadInput, match="holds no metric"):
         read_all(tmp_path)
@@ -65,12 +80,13 @@ def test_a_chart_of_wandb_holds_a_run_for_each_of_its_curves(tmp_path):
     names = ["lr - 1e-3 - train/loss", "b - train/loss"]  # names of runs may hold the sign between
     header = ["Step", *(name + end for name in names for end in ("", "__MIN", "__MAX"))]
     rows = [[10 * i, *[4 - i] * 3, *([5 - i] * 3 if i < 3 else [""] * 3)] for i in range(1, 5)]
-    text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in (header, *rows))
-    (tmp_path / "chart.csv").write_text(text)
+    table = [[*header, "loss", "loss__MIN", "loss__MAX"], *([*row, 1, 1, 1] for row in rows)]
+    (tmp_path / "chart.csv").write_text("\n".join(",".join(f'"{cell}"' for cell in row) for row in table))
     runs = read_all(tmp_path / "chart.csv")
     assert list(runs) == ["lr - 1e-3", "b"]
     assert series(runs["lr - 1e-3"].training, "train_loss") == {10: 3, 20: 2, 30: 1, 40: 0}
     assert series(runs["b"].training, "train_loss") == {10: 4, 20: 3}
+    assert any("curves that name no run are left out: 'loss'" in note for note in runs["b"].notes)
 
 
 def test_a_packed_log_is_read_and_a_torn_one_is_one_line(tmp_path):

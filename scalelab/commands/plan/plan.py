@@ -111,8 +111,6 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     efficiency, facts = _calibrate(options)
     if isinstance(options.devices, str) or options.days is not None or options.budget is not None:
         return counts.compare_counts(options, config, efficiency) | facts
-    if options.free and options.mesh:
-        raise BadInput("--free chooses the mesh, too; nearest: leave --mesh out")
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(

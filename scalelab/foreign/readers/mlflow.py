@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelab.errors import BadInput
 from scalelab.foreign.readers.configs import read_config_file
-from scalelab.foreign.run import Column, ForeignRun
+from scalelab.foreign.run import Column, ForeignRun, config_values
 from scalelab.untrusted.files import read_bytes
 
 META, METRICS, PARAMS = "meta.yaml", "metrics", "params"
@@ -19,7 +19,8 @@ MOST_BYTES, MOST_VALUE_BYTES, MOST_FILES = 2**28, 2**16, 4000
 
 def is_mlflow_run(folder: pathlib.Path) -> bool:
     """Whether a folder is one of a run in MLflow's file store."""
-    return (folder / META).is_file() and (folder / METRICS).is_dir()
+    metrics = folder / METRICS
+    return (folder / META).is_file() and metrics.is_dir() and not metrics.is_symlink()
 
 
 def read_mlflow_run(folder: pathlib.Path) -> ForeignRun:
@@ -35,10 +36,11 @@ def read_mlflow_run(folder: pathlib.Path) -> ForeignRun:
         every, present = np.full(len(steps), np.nan), np.zeros(len(steps), bool)
         every[place], present[place] = values, True  # a step that was logged again: its last value counts
         columns[name] = Column(every, present)
-    config: dict[str, Any] = {name: _plain_value(path) for name, path in _files_below(folder / PARAMS)}
+    config = config_values({name: _plain_value(path) for name, path in _files_below(folder / PARAMS)})
     name = str(meta.get("run_name") or meta.get("run_id") or folder.name)
     config["run_name"] = name
-    state = STATES.get(meta.get("status"), str(meta["status"]) if "status" in meta else None)  # type: ignore[arg-type]
+    status = meta.get("status")
+    state = STATES.get(status, str(status)) if isinstance(status, int) else None
     return ForeignRun(name, "MLflow run", [folder / META, *_paths(folder)], columns, config, state=state)
 
 
@@ -78,4 +80,4 @@ def _plain_value(path: pathlib.Path) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return {"True": True, "False": False, "None": None}.get(text, text[:300])
+    return {"True": True, "False": False, "None": None}.get(text, text)

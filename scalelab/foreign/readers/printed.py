@@ -22,6 +22,7 @@ from scalelab.untrusted.files import read_bytes
 MOST_BYTES = 2**29
 FEWEST_LINES = 2
 DICT = re.compile(r"\{'(?:loss|eval_[a-z_]*loss|train_runtime)':[^{}\n]{1,4000}\}")
+NOT_A_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")  # as Python writes them, which no literal is
 BAR = re.compile(r"\| *(\d+)/(\d+) \[")
 END = "train_runtime"  # a key of the last line of a finished run
 
@@ -78,7 +79,7 @@ def _read_dicts(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (its place in the text, its values) of each dict that is one of plain values."""
     for match in DICT.finditer(text):
         try:
-            values = ast.literal_eval(match[0])
+            values = ast.literal_eval(NOT_A_NUMBER.sub(r"'\g<0>'", match[0]))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         if isinstance(values, dict):

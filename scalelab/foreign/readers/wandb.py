@@ -118,6 +118,8 @@ def split_chart(run: ForeignRun) -> list[ForeignRun]:
         label, dash, metric = name.rpartition(" - ")
         if dash:
             by_run.setdefault(label, {})[metric] = name
+    unnamed = [name for name in drawn if " - " not in name]
+    notes = (f"curves that name no run are left out: {', '.join(map(repr, unnamed[:3]))}",) if unnamed else ()
     ends = ("", "__MIN", "__MAX")
     shared = [name for name in run.columns if not any(name == each + end for each in drawn for end in ends)]
     runs = []
@@ -125,5 +127,5 @@ def split_chart(run: ForeignRun) -> list[ForeignRun]:
         columns = {metric: run.columns[name] for metric, name in metrics.items()}
         rows = np.flatnonzero(np.any([each.present for each in columns.values()], axis=0))
         part = dataclasses.replace(run, columns={**{name: run.columns[name] for name in shared}, **columns}, texts={})
-        runs.append(dataclasses.replace(part.at_rows(rows, label), form="the CSV of a W&B chart"))
+        runs.append(dataclasses.replace(part.at_rows(rows, label), form="the CSV of a W&B chart", notes=notes))
     return runs

@@ -115,10 +115,8 @@ def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
     wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
     peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
     if peak is None:
-        known, nearest = (
-            ", ".join(machine.chip.flops),
-            next(name for name in NARROW if NARROW[name] in machine.chip.flops),
-        )
+        known = ", ".join(machine.chip.flops)
+        nearest = next((name for name in NARROW if NARROW[name] in machine.chip.flops), "fp32")
         raise BadInput(
             f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}; nearest: "
             f"--config.precision.name={nearest}"

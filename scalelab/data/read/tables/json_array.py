@@ -50,6 +50,15 @@ def array_documents(piece: Piece, reading: Reading) -> Iterator[bytes | np.ndarr
             yield from record_documents(record, reading, place)
 
 
+def _refuse_more(path: str, records: int, rest: str, chunks: Iterator[bytes]) -> None:
+    """BadInput where something stands behind the array: it would be left out in silence."""
+    more = rest.strip().encode() or next((chunk.strip() for chunk in chunks if chunk.strip()), b"")
+    if more:
+        raise BadInput(
+            f"{path}: {more[:40]!r} stands behind its array of {records:,} records: one array a file is read"
+        )
+
+
 def _records(path: str) -> Iterator[object]:
     """The parsed elements of the array."""
     decoder, utf8, parse = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")(), 0
@@ -59,6 +68,7 @@ def _records(path: str) -> Iterator[object]:
         while True:
             parse = BETWEEN.match(buffer, parse).end()  # type: ignore[union-attr]
             if buffer[parse : parse + 1] == "]":
+                _refuse_more(path, number, buffer[parse + 1 :], chunks)
                 return
             try:
                 record, end = decoder.raw_decode(buffer, parse)

@@ -16,10 +16,8 @@ STUCK_SHARE = 0.62  # of ln V: frequencies of tokens alone give .6 to .8 of it, 
 STUCK_FALL = 0.004  # of the loss: a run that learns falls by more in its second half
 STILL_NORM = 1e-5  # a gradient norm below which nothing moves
 OVERFIT = 0.03  # of the loss: what a validation loss rises while the training loss falls as much
-GAP_GROWS, STAYS = (
-    0.1,
-    0.25,
-)  # a training loss that falls by a tenth while the other falls by less than a quarter of that
+GAP_GROWS = 0.1  # of the loss: what a training loss falls while the validation loss stays
+STAYS = 0.25  # of the fall of the training loss: a validation loss that falls by less stays
 TOO_GOOD, LARGE_VOCABULARY = 0.05, 1000  # nats of validation loss, where a text has that many tokens
 RESTART = 0.2  # of the LR's peak: a rise from one line to the next that is no warm-up
 ENOUGH_STEPS, ENOUGH_TOKENS = 100, 200  # after which shares of tokens are learnt; the second by kinds of tokens
@@ -119,7 +117,7 @@ def _repeated(words: str, fell: float, over: float, where: tuple[int, int]) -> V
 
 
 @asks("a validation loss that a text can have")
-def check_too_good(evidence: Evidence) -> Findings | None:
+def check_sure_predictions(evidence: Evidence) -> Findings | None:
     """Judge a validation loss near 0 with many tokens to choose from: the targets are visible, or trained on."""
     if not _of_others(evidence) or not evidence.evaluations:
         return None
@@ -229,7 +227,7 @@ CHECKS = (
     check_frequencies,
     check_held_out_level,
     check_overfitting,
-    check_too_good,
+    check_sure_predictions,
     check_periodic,
     check_rate_is_used,
 )

@@ -7,7 +7,6 @@ leaf of which no number changed, while one with larger numbers did, is not held 
 import numpy as np
 
 from scalelab.diagnose.checks.leaves.moved import (
-    ASKED,
     ONE_SIZE,
     Stretch,
     compare_slices,
@@ -17,8 +16,9 @@ from scalelab.diagnose.checks.leaves.moved import (
 )
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves.saved import layer_slices, read_saved_steps
-from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
+ASKED = "every leaf moves, where its format does not hold it"
 MOVED = 0.1  # share of changed numbers from which a leaf is not held by its format
 LEAST = 16  # numbers of a leaf below which none need have changed
 
@@ -37,9 +37,12 @@ def check_rounded(evidence: Evidence) -> Findings:
     still, largest = _compare_bits(evidence, stretch)
     stuck = [part for part, rms in still.items() if rms <= largest]
     held = [part for part in still if part not in stuck]
-    findings: list = [Judged(ASKED)]
-    if held:
-        findings = [Gap("leaf_stuck", f"rounding to {form} may hold {join_names(held)} in their places", how)]
+    findings: list[Judged | Gap | Verdict] = [
+        Gap("leaf_stuck", f"rounding to {form} may hold {join_names(held)} in their places", how)
+        if held
+        else Judged(ASKED),
+        Gap("head_stuck", f"heads and rows are not told from weights that rounding to {form} holds", how),
+    ]
     if stuck:
         before, after = stretch.before.step, stretch.after.step
         text = f"{join_names(stuck)}: no number changed between the saved steps {before} and {after}, though leaves of "

@@ -76,8 +76,8 @@ def judge_siblings(evidence: Evidence, siblings: list[Sibling], own: float | Non
     factor = max(lr / best.lr, best.lr / lr)
     findings: list[Judged | Verdict] = [Judged(HARM)]
     if factor >= FAR and loss - best.loss >= COST:
-        is_far = own is not None and best.lr >= FAR_FACTOR * own and lr > best.lr
-        findings.append(_sibling_verdict(evidence, best, loss, own if is_far and own is not None else best.lr))
+        better = own if own is not None and lr > best.lr >= FAR_FACTOR * own else best.lr
+        findings.append(_sibling_verdict(evidence, best, loss, better))
     return findings
 
 

@@ -29,7 +29,7 @@ def check_state_formats(evidence: Evidence) -> Findings | None:
         text = f"weights are stored in {weights}, which loses changes below {HALF_ULP[weights]:.2g} of a weight; "
         text += f"update/weight norm is below that at {lost:.0%} of the steps"
         findings.append(_low_precision(evidence, 1 + lost, text))
-    if moments and ("float32" not in dtypes["moments"] or _squares_are(evidence, moments)):
+    if moments and ("float32" not in dtypes["moments"] or _stores_squares_as(evidence, moments)):
         moved = 1 - float(evidence.values["optim.beta2"] or 0.0)
         text = f"moments are stored in {moments}: a step of relative size 1 - beta2 = {moved:.2g} "
         text += f"{'is' if moved < 2 * HALF_ULP[moments] else 'is not yet'} lost by rounding (half an ulp: "
@@ -38,7 +38,7 @@ def check_state_formats(evidence: Evidence) -> Findings | None:
     return findings
 
 
-def _squares_are(evidence: Evidence, form: str) -> bool:
+def _stores_squares_as(evidence: Evidence, form: str) -> bool:
     """Whether saved means of squares are of this format: first moments forget sooner, and lose little to it."""
     saved, _ = read_saved_steps(evidence)
     arrays = saved[-1].part("opt_state").values() if saved else []
@@ -46,11 +46,10 @@ def _squares_are(evidence: Evidence, form: str) -> bool:
 
 
 def _low_precision(evidence: Evidence, over: float, text: str) -> Verdict:
-    name, policy = evidence.values["optim.name"], POLICIES[evidence.values["precision.name"]]
-    if ":" in name and policy.moments == policy.parameters == "float32":
-        knob = f"keep moments in float32 in {name.partition(':')[2]}"
+    optimizer, name = evidence.values["optim.name"], evidence.values["precision.name"]
+    if ":" in optimizer and POLICIES[name].moments == POLICIES[name].parameters == "float32":
+        knob = f"keep moments in float32 in {optimizer.partition(':')[2]}"
         return make_verdict("low_precision_state", "test", over, text, knob, "a run beside it with fp32 moments")
-    name = evidence.values["precision.name"]
     knob = f"precision.name={'fp16' if name.startswith('fp16') else 'bf16'}: fp32 weights and moments"
     return make_verdict("low_precision_state", "test", over, text, knob, f"scalelab train … --config.{knob[:19]}")
 
