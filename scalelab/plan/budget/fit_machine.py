@@ -95,8 +95,9 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
     """(the pick, all counts that were tried): the request's devices, or the fewest that meet its days.
 
     Without either, the fewest that take DEFAULT_DAYS, or where none does the fastest count; and fewer as long as half
-    the devices take WASTE times less device-hours. BadInput where the devices hold no layout, and where no count meets
-    the days, with the nearest that works.
+    the devices take WASTE times less device-hours. Where half or twice as many are better in days, device-hours and
+    spare memory alike, they are the pick. BadInput where the devices hold no layout, and where no count meets the
+    days, with the nearest that works.
     """
     counts: dict[int, Count | None] = {}
 
@@ -138,9 +139,16 @@ def pick_count(shape: Shape, tokens: float, request: Request) -> tuple[Count, tu
             pick = option
             break
     for devices in (pick.devices // 2, pick.devices * 2):
-        if 1 <= devices <= MOST_DEVICES:
-            measure(devices)
+        option = measure(devices) if 1 <= devices <= MOST_DEVICES else None
+        if option and _beats(option, pick):
+            pick = option
     return pick, tuple(count for _, count in sorted(counts.items()) if count)
+
+
+def _beats(option: Count, pick: Count) -> bool:
+    """Whether an option is better in days, device-hours and spare memory alike."""
+    shorter, cheaper = option.days < pick.days, option.device_hours < pick.device_hours
+    return shorter and cheaper and option.margin_bytes > pick.margin_bytes
 
 
 def _fastest(shape: Shape, request: Request, counts: Mapping[int, Count | None], days: float) -> Count:
