@@ -49,8 +49,8 @@ def target_capability() -> Capability:
     """The compute capability of the GPU that programs are traced for: the one set, or here, or else assumed."""
     capability = _PLATFORM.get()[1]
     if capability is None and not _PLATFORM.get()[0] and jax.default_backend() == "gpu":
-        words = str(getattr(jax.local_devices()[0], "compute_capability", "")).split(".")
-        capability = (int(words[0]), int(words[1])) if len(words) == 2 else None
+        words = str(getattr(jax.local_devices()[0], "compute_capability", "9.0")).split(".")
+        capability = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)  # AMD's say "gfx942"
     return capability or ASSUMED_CAPABILITY
 
 

@@ -149,15 +149,16 @@ def host_bytes_per_s(chip: Chip) -> float | None:
     return next((rate for names, rate in PCIE.items() if set(names.split()) & set(words)), None)
 
 
-# CUDA's compute capability by chip (CUDA programming guide, "GPU compute capabilities").
+# CUDA's compute capability by chip (CUDA programming guide, "GPU compute capabilities"); (0, 0): has no CUDA.
 CAPABILITIES = {
     "5090": (12, 0), "B300 GB300": (10, 3), "B200 GB200": (10, 0), "H200 H100 GH200 H800 H20": (9, 0),
     "L40S L40 L4 4090 6000": (8, 9), "A10 A10G A6000 3090": (8, 6), "A100 A800": (8, 0), "T4": (7, 5), "V100": (7, 0),
+    "MI300X MI325X MI355X Trainium2": (0, 0),
 }  # fmt: skip
 
 
 def compute_capability(chip: Chip) -> tuple[int, int] | None:
-    """CUDA's compute capability of a GPU; None if the table lacks the chip."""
+    """CUDA's compute capability of a GPU, (0, 0) of another maker's; None if the table lacks the chip."""
     words = set(chip.name.split())
     return next((capability for names, capability in CAPABILITIES.items() if words & set(names.split())), None)
 

@@ -23,6 +23,7 @@ Changes = dict[str, str]  # {config key: its text}
 PER_LAYER = {"train.updates": "per_layer", "train.accumulate": "1", "model.remat": "full"}
 BUFFER = "1.5"  # times the mean of experts' rows, beyond which they are dropped and counted
 ROUNDING = 16  # times half of what a batch may change by where devices don't divide it
+SHARED = (2, 4, 8)  # devices that share a sequence along `tensor`, where there are more than the batch takes
 FREE_FORMATS, FREE_OPTIMIZER = ("bf16", "fp8"), "adam8bit"  # what --free tries
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
@@ -77,14 +78,24 @@ def round_batch(config: ConfigDict, devices: int) -> Changes:
     """The nearest batch that so many devices divide, for as many tokens; {} if they divide the config's own.
 
     Each device then has a multiple of a power of two, as far as the batch changes by a 32nd at most; one sequence if
-    not. A batch's warm-up goes, as its first batches need not divide either.
+    not. Where there are more than twice as many devices as sequences, the nearest that up to SHARED of them share a
+    sequence for. A batch's warm-up goes, as its first batches need not divide either.
     """
     batch = config.train.global_batch
-    if batch % devices == 0 or batch < devices / 2:
+    splits = [1] if batch >= devices / 2 else [n for n in SHARED if devices % n == 0 and batch >= devices / n / 2]
+    sizes = [_round_rows(batch, devices // n) for n in splits]
+    if not sizes or batch in sizes:
         return {}
-    each = 2 ** max(0, int(math.log2(max(1.0, batch / devices / ROUNDING))))
-    rows = max(1, round(batch / (devices * each))) * devices * each
+    rows = min(sizes, key=lambda rows: abs(rows - batch))
     return {"train.global_batch": str(rows)} | steps_for_tokens(config, rows) | remove_ramp(config)
+
+
+def _round_rows(batch: int, replicas: int) -> int:
+    """The nearest multiple of so many replicas to a batch."""
+    if batch % replicas == 0:
+        return batch
+    each = 2 ** max(0, int(math.log2(max(1.0, batch / replicas / ROUNDING))))
+    return round(batch / (replicas * each)) * replicas * each
 
 
 def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:

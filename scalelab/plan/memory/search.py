@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static
+from scalelab.config.steps.schedule_steps import forget_derived_steps
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
@@ -177,19 +178,27 @@ def fastest_fit(
     before = config_lib.static(config)
     others = {key: text for key, text in changes.items() if not key.startswith("parallel.")}  # a mesh is in the option
     try:
-        changed = config_lib.resolve(config_lib.override(config, changes))
+        changed = _change(config, changes)
         if _least_bytes(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
             return None
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
         for option in _by_time(start, machine, efficiency):
             keys = changed_keys(before, option)
-            made = config_lib.resolve(config_lib.override(config, others | keys))
+            made = _change(config, others | keys)
             placed, _ = apply_mesh(config_lib.static(made), devices)
             if find_refusal(placed) is None and fits(placed, machine):
                 return Candidate(made, placed, _typed(config, others) | keys)
     except BadInput:
         return None
     return None
+
+
+def _change(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """`config` with these changes, resolved; lengths of its schedule that are derived follow a changed batch or run."""
+    if {"train.global_batch", "train.steps"} & set(changes):
+        config = config.copy_and_resolve_references()
+        forget_derived_steps(config)
+    return config_lib.resolve(config_lib.override(config, changes))
 
 
 def _least_bytes(static: Static) -> int:

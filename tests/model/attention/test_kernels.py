@@ -215,6 +215,7 @@ LONG_ROPE = {"seq_len": 4096, "d_head": 64}
         (kernels.Target("gpu", (8, 0)), {}, True, "blockwise"),  # a mask of all pairs of 4,096 tokens
         (kernels.Target("gpu", (8, 0)), {"seq_len": 1024}, True, "cudnn"),
         (kernels.Target("gpu", (7, 5)), {}, False, "blockwise"),
+        (kernels.Target("gpu", (0, 0)), {}, False, "blockwise"),
         (kernels.Target("gpu", (9, 0)), {"attention_softcap": 50.0}, False, "blockwise"),
         (kernels.Target("gpu", (9, 0)), {"attention_softcap": 50.0, "seq_len": 64}, False, "plain"),
         (kernels.Target("tpu", context=4), {"d_head": 128, "attention_softcap": 50.0}, True, "blockwise"),

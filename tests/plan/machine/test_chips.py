@@ -44,6 +44,7 @@ def test_compute_capabilities_are_those_of_the_compilers_targets():
         (8, 6), (8, 9), (8, 9), (7, 5)
     ]  # fmt: skip
     assert compute_capability(load_machine("v5e").chip) is None
+    assert {compute_capability(load_machine(name).chip) for name in ("mi300x", "mi325x", "mi355x", "trn2")} == {(0, 0)}
 
 
 @pytest.mark.parametrize("billions", [16, 32, 64, 128, 1024])

@@ -72,13 +72,27 @@ def test_the_nearest_plan_is_the_fastest_of_all_that_fit(gib):
 
 @pytest.mark.parametrize(
     ("batch", "devices", "rounded"),
-    [(512, 12, 504), (512, 7, 504), (1024, 96, 1056), (1024, 1000, 1000), (512, 64, None)],
-)
+    [
+        (512, 12, 504), (512, 7, 504), (1024, 96, 1056), (1024, 1000, 1000), (512, 64, None),
+        (128, 768, 96), (128, 512, None), (128, 4096, None),
+    ],
+)  # fmt: skip
 def test_a_batch_that_devices_do_not_divide_is_rounded_to_one_that_they_do(batch, devices, rounded):
-    """By hand: multiples of 24, 28, 96 and 1,000; a 32nd of the batch at most where one sequence a device allows it."""
+    """By hand: multiples of 24, 28, 96 and 1,000; a 32nd of the batch at most where one sequence a device allows it.
+
+    Eight of 768 devices share a sequence; four of 512 take the batch as it is; 4,096 are too many.
+    """
     changes = levers.round_batch(config(**{"train.global_batch": batch, "train.steps": 1000}), devices)
     steps = rounded and math.ceil(1000 * batch / rounded)
     assert changes == ({"train.global_batch": str(rounded), "train.steps": str(steps)} if rounded else {})
+
+
+def test_a_warm_up_in_tokens_follows_a_rounded_batch():
+    """`plan --config=olmo2_7b --devices=24` found nothing: the batch's own warm-up steps contradicted its tokens."""
+    changes = {"train.steps": 1000, "train.global_batch": 1024, "schedule.warmup_tokens": 32 * 1024 * 1024}
+    tree, machine = config(**changes), load_machine("h100")
+    option = search.nearest_fit(tree, machine, 24, default_efficiency(machine))
+    assert option.changes["train.global_batch"] == 1008 and option.config.schedule.warmup_steps == 33
 
 
 @pytest.mark.full

@@ -46,6 +46,8 @@ def obstacle(d_head: int, compute: jnp.dtype, capability: tuple[int, int], named
     """Why cuDNN's attention can't run on a GPU of this compute capability; "" where it can. `named`: that is d_head."""
     if not all(hasattr(jax_cudnn, name) for name in PRIMITIVES):
         return f"jax {jax.__version__} does not have the primitives that it is called by"
+    if not any(capability):
+        return "it runs on NVIDIA's GPUs alone"
     if capability < AMPERE:
         return f"it runs from compute capability 8.0 on (Ampere), not on {'.'.join(map(str, capability))}"
     widest = widest_head(capability)
