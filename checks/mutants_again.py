@@ -83,13 +83,13 @@ def choose_lines(before: dict[str, list[str]], only: Sequence[str] | None) -> di
 def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield (mutant, (the part of the suite that notices it, what its test says)) for each mutant and its test."""
     os.environ["PYTHONPATH"] = str(clone.resolve())  # a .venv that is a link has another checkout installed
-    parts, mutants = {name: list_tests(clone, marks) for name, marks in PARTS.items()}, read_mutants()
+    files = sorted({name_test(answer).split("::")[0] for answer in lines.values()})
+    parts, mutants = {name: list_tests(clone, marks, files) for name, marks in PARTS.items()}, read_mutants()
     for number, answer in lines.items():
         place = find_line(clone, mutants[int(number)])
         if place is None:
             continue
-        test = answer.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
-        chosen = {part: find_tests(list(tests.values()), test) for part, tests in parts.items()}
+        chosen = {part: find_tests(list(tests.values()), name_test(answer)) for part, tests in parts.items()}
         text = write_line(*place, mutants[int(number)], "after")
         try:
             verdict = try_mutant(clone, chosen, seconds)
@@ -97,6 +97,11 @@ def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Itera
             place[0].write_text(text)
         print(f"{number}: {', '.join(verdict)}", flush=True)
         yield number, verdict
+
+
+def name_test(answer: str) -> str:
+    """FAILED tests/a/test_b.py::test_c - AssertionError -> tests/a/test_b.py::test_c; a file that failed as it is."""
+    return answer.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
 
 
 def find_tests(tests: list[str], name: str) -> list[str]:
