@@ -262,7 +262,8 @@ with mock.patch.object(program.rows, "assemble_global_array", of_one_rank):
 def test_data_ranks_that_read_the_same_rows_are_a_cause(tmp_path, capsys):
     """On two devices the step's own count tells ranks that read the rows of one; a sound mesh has no cause."""
     sound, planted = tmp_path / "sound", tmp_path / "planted"
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(ROOT)}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", RANKS, sound, planted], cwd=ROOT, env=env, check=True, capture_output=True)
     assert of_room(diagnosed(sound, capsys)[1]) == {}
     verdict = of_room(diagnosed(planted, capsys)[1])["equal_rows"]
