@@ -1,5 +1,8 @@
 """The default tree: one record for every config key, read from top to bottom; `scalelab config [KEY]` prints it.
 
+One file, longer than others here may be: it is the page on which users find a key, and a fork edits one place. Cut into
+a file a group, it took a search to find what a table of contents already is, and each key's neighbours were lost.
+
 A config file starts from here and changes what it studies:
 
     from scalelab.configs import base

@@ -137,25 +137,17 @@ def format_page(result: Mapping[str, Any]) -> str:
     """Format the result in Markdown."""
     columns = ("arm", "seeds cured", "last losses (nats/token), mean", "by seed", "above the lowest", "largest",
                "steps again", "batches lost", "cost")  # fmt: skip
-    lines = [
+    paragraphs = [
         "# An incident: outlier documents in sixteen batches, and five ways to go on",
-        "",
         f"`{result['command']}`, {result['date']}: {result['machine']}",
-        "",
         result["finding"],
-        "",
         result["what"],
-        "",
-        *markdown_table(columns, (_cells(arm, result["incidents"]) for arm in ARMS)),
-        "",
-        *result["answers"],
-        "",
+        "\n".join(markdown_table(columns, (_cells(arm, result["incidents"]) for arm in ARMS))),
+        "\n".join(result["answers"]),
         "![Training losses of the arms](incident.png)",
-        "",
         result["limits"],
-        "",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _cells(arm: str, incidents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -277,18 +269,11 @@ def _main(argv: Sequence[str]) -> int:
         train_trials(options.workdir, made)
         for seed, name in zip(seeds, made, strict=True):
             print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
-            settings = {
-                "seed": seed,
-                "price": options.price,
-                "steps": [FIRST, LAST, AFTER],
-                "arms": list(ARMS.values()),
-            }
+            settings = {"seed": seed, "price": options.price, "steps": [FIRST, LAST, AFTER], "arms": [*ARMS.values()]}
             run = options.workdir / "runs" / name
             measure = functools.partial(measure_incident, run, seed, options.price)
             incidents.append(outcome.measure_once(options.workdir, name, settings, measure))
-    shown = incidents[0].pop("replay")
-    for incident in incidents[1:]:
-        del incident["replay"]
+    shown, *_ = [incident.pop("replay") for incident in incidents]
     result = result_header("incident", argv) | outcome.read_seconds(options.workdir) | conclude(incidents)
     result |= {
         "what": f"{base.model.n_layers} blocks of width {base.model.d_model}, {base.optim.name} at a constant LR of "
@@ -304,11 +289,9 @@ def _main(argv: Sequence[str]) -> int:
         "lower LR (x .7, and 150 steps of warm-up after a reset) gain from that alone.",
     }
     place = RESULTS if options.quick else options.workdir
-    numbers = [
-        {"arm": arm, "step": shown["origin"]["step"] + i + 1, "loss": loss}
-        for arm, curve in shown["curves"].items()
-        for i, loss in enumerate(curve)
-    ]
+    first = shown["origin"]["step"] + 1
+    curves = [(arm, enumerate(curve, first)) for arm, curve in shown["curves"].items()]
+    numbers = [{"arm": arm, "step": step, "loss": loss} for arm, losses in curves for step, loss in losses]
     write_figure(str(place / "incident.png"), plot_replay(shown), numbers)
     return publish_result(place, "incident", result, format_page(result), options.json)
 

@@ -9,7 +9,6 @@ here.
 """
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -35,20 +34,19 @@ MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 AxisNames = tuple[str | None, ...]  # logical axes of an array
 Capability = tuple[int, int]  # CUDA's compute capability: major, minor
 ASSUMED_CAPABILITY = (9, 0)  # of a GPU that is neither here nor named: Hopper's
-_PLATFORM: contextvars.ContextVar[tuple[str, Capability | None]] = contextvars.ContextVar(
-    "platform", default=("", None)
-)
+_PLATFORM = jax.make_user_context(("", None))  # (backend, capability); part of the keys of jax's caches
 
 
 def target_platform() -> str:
     """The backend that programs are traced for: jax's default, or the one set by `trace_for_platform`."""
-    return _PLATFORM.get()[0] or jax.default_backend()
+    platform: str = _PLATFORM.value[0]
+    return platform or jax.default_backend()
 
 
 def target_capability() -> Capability:
     """The compute capability of the GPU that programs are traced for: the one set, or here, or else assumed."""
-    capability = _PLATFORM.get()[1]
-    if capability is None and not _PLATFORM.get()[0] and jax.default_backend() == "gpu":
+    platform, capability = _PLATFORM.value
+    if capability is None and not platform and jax.default_backend() == "gpu":
         words = str(getattr(jax.local_devices()[0], "compute_capability", "9.0")).split(".")
         capability = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)  # AMD's say "gfx942"
     return capability or ASSUMED_CAPABILITY
@@ -58,13 +56,10 @@ def target_capability() -> Capability:
 def trace_for_platform(platform: str, capability: Capability | None = None) -> Iterator[None]:
     """A context that traces programs for a platform that isn't present: `cpu`, `gpu` (of a `capability`) or `tpu`.
 
-    Use it in a process of its own, since jax caches traces by function.
+    Traces of other platforms are kept apart from these, so a process may trace for several.
     """
-    token = _PLATFORM.set((platform, capability))
-    try:
+    with _PLATFORM((platform, capability)):
         yield
-    finally:
-        _PLATFORM.reset(token)
 
 
 def has_explicit_mesh() -> bool:

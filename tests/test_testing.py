@@ -7,8 +7,10 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.laws import Between, Coefficient, Exponent, Scale
+from scalelab.laws.law.law import law_of
 from scalelab.laws.law.names import LAWS
-from scalelab.testing import check_law
+from scalelab.testing import check_law, law_checks
+from scalelab.testing import law as law_contract
 from tests.laws.truths import TRUTHS
 from tests.quick import one_in
 
@@ -136,6 +138,16 @@ def test_a_broken_law_is_told_what_is_wrong(law, message):
         check_law(law)
     assert "\n" not in str(refusal.value)
     assert law.__name__ in str(refusal.value)
+
+
+def test_a_law_is_checked_first_where_its_points_determine_it_best():
+    """By the closed form of log L's slopes, relative by E and by the term at the mean log N: their least eigenvalue."""
+    N, least = np.geomspace(1e6, 1e9, law_checks.CHECK_ROWS), []
+    for at in law_contract._candidates(law_of(plain), {"N": N}, None):
+        term = at["A"] * N ** -at["alpha"]
+        slopes = np.stack([at["E"] + 0 * N, term, -term * (np.log(N) - np.log(N).mean())]) / (at["E"] + term)
+        least.append(np.linalg.eigvalsh(slopes @ slopes.T)[0])
+    assert len(least) == 5 and least == sorted(least, reverse=True)
 
 
 @pytest.mark.full

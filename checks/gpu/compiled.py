@@ -1,6 +1,5 @@
 """The programs of `make gpu`, lowered and compiled for absent chips by the planner's own path (`plan --compile`)."""
 
-import contextlib
 import datetime
 import json
 import os
@@ -195,18 +194,8 @@ def _chunked_step(settings: Settings, tokens: int) -> tuple[Callable, tuple[Any,
 
 def lower_programs(settings: Settings, platform: str = "cuda") -> dict[str, str]:
     """Each program's StableHLO for `platform`, without its compiler: tests check shapes and formats anywhere."""
-    with trace_for_platform({"cuda": "gpu"}.get(platform, platform)), _no_cache():
+    with trace_for_platform({"cuda": "gpu"}.get(platform, platform)):
         return {
             name: jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
             for name, function, arguments in list_programs(settings)
         }
-
-
-@contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
-    """Clear programs that were traced for another platform."""
-    jax.clear_caches()
-    try:
-        yield
-    finally:
-        jax.clear_caches()

@@ -4,7 +4,10 @@ import argparse
 import json
 import pathlib
 import subprocess
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from checks.mutants.clone import find_line, read_mutants, write_line
 
@@ -13,11 +16,16 @@ OTHERS = "not crash and not slow and not slurm"
 PARTS = {"make test": f"not full and {OTHERS}", "make test-all": f"full and {OTHERS}"}
 
 
-def list_tests(clone: pathlib.Path, marks: str) -> dict[str, str]:
-    """{file name and test: its id} of tests selected by marks: a test is recognized wherever its file went."""
+def list_tests(clone: pathlib.Path, marks: str, files: Sequence[str] = ()) -> dict[str, str]:
+    """{file name and test: its id} of tests selected by marks: a test is recognized wherever its file went.
+
+    `files`: where to look; by default everywhere.
+    """
     collect = ["--collect-only", "-q", "-o", f"addopts={PLAIN}", "-m", marks]
-    command = [clone / ".venv/bin/python", "-m", "pytest", *collect]
-    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    command = [clone / ".venv/bin/python", "-m", "pytest", *collect, *files]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"tests of {clone} can't be listed: {done.stdout[-500:]}")
     tests = [line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line]
     return {_short(test): test for test in tests}
 

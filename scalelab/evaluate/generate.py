@@ -111,9 +111,10 @@ def _extend_cache(
     first_B: jax.Array | None = None,
 ) -> tuple[jax.Array, decode.KVCache]:  # fmt: skip
     """The logits after these tokens [B, V], and the cache with them."""
-    policy, ends = POLICIES[static.precision], separator if static.masks_documents else None
+    policy = POLICIES[static.precision]
+    starts = decode.DocumentStarts(separator if static.masks_documents else None, first_B)
     with product_precision(policy):
-        logits_BTV, cache = decode.decode_tokens(static.model, params, tokens_BT, cache, policy, ends, first_B)
+        logits_BTV, cache = decode.decode_tokens(static.model, params, tokens_BT, cache, policy, starts)
     return logits_BTV[:, -1], cache
 
 

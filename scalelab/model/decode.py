@@ -28,6 +28,16 @@ class KVCache(NamedTuple):
     last_B: jax.Array  # the token before the next; -1: none
 
 
+class DocumentStarts(NamedTuple):
+    """Where documents begin; by default each sequence is one, from its first token."""
+
+    separator: jax.Array | int | None = None  # ends a document; for a model trained with data.documents=mask
+    first_B: jax.Array | None = None  # index of each sequence's first token; what stands before it is padding
+
+
+ONE_DOCUMENT = DocumentStarts()
+
+
 def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP32) -> KVCache:
     """Create a cache for `batch` sequences of `length` tokens. BadInput where the model has fewer learned positions."""
     if shape.position == "learned" and length > shape.seq_len:
@@ -47,21 +57,18 @@ def decode_tokens(
     tokens_BT: jax.Array,
     cache: KVCache,
     policy: Policy = FP32,
-    separator: jax.Array | int | None = None,
-    first_B: jax.Array | None = None,
+    starts: DocumentStarts = ONE_DOCUMENT,
 ) -> tuple[jax.Array, KVCache]:
     """Next-token logits [B, T, V] in fp32 after each of `tokens` [B, T], T >= 1, and the extended cache.
 
-    The logits equal those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where
-    the model was trained with data.documents=mask. `first_B`: index of each sequence's first token; what stands before
-    it is padding, a document of its own, which changes no logits but its own. The caller must leave room: tokens beyond
-    the cache overwrite the last ones.
+    The logits equal those of `transformer.next_token_logits` on all tokens so far. Padding is a document of its own,
+    which changes no logits but its own. The caller must leave room: tokens beyond the cache overwrite the last ones.
     """
     index_T = cache.filled + jnp.arange(tokens_BT.shape[1])
     before_BT = jnp.concatenate([cache.last_B[:, None], tokens_BT[:, :-1]], axis=1)
-    begins_BT = jnp.zeros(tokens_BT.shape, bool) if separator is None else before_BT == separator
-    if first_B is not None:
-        begins_BT |= index_T[None] == first_B[:, None]
+    begins_BT = jnp.zeros(tokens_BT.shape, bool) if starts.separator is None else before_BT == starts.separator
+    if starts.first_B is not None:
+        begins_BT |= index_T[None] == starts.first_B[:, None]
     first_BT = jax.lax.cummax(jnp.where(begins_BT, index_T[None], cache.first_B[:, None]), axis=1)
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))

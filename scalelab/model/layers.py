@@ -158,19 +158,26 @@ class Norm(nn.Module):
 
         kind, over = NORMS[self.kind], tuple(range(-len(sizes), 0))
         gain, bias = gathered("g", "gain", 1.0), gathered("b", "bias", 0.0) if kind.bias else None
-        normalize = functools.partial(_normalize, over=over, centered=kind.centered, eps=self.eps, dtype=self.dtype)
-        return keep_inputs(normalize)(x, gain, bias)
+        scaling = Scaling(over, kind.centered, self.eps, self.dtype)
+        return keep_inputs(functools.partial(_normalize, scaling=scaling))(x, gain, bias)
 
 
-def _normalize(
-    x: jax.Array, gain: jax.Array, bias: jax.Array | None, over: tuple[int, ...], centered: bool, eps: float, dtype: Any
-) -> jax.Array:
+class Scaling(NamedTuple):
+    """How a norm scales its input: over which axes, about the mean or zero, with which eps; the result's dtype."""
+
+    over: tuple[int, ...]
+    centered: bool
+    eps: float
+    dtype: Any
+
+
+def _normalize(x: jax.Array, gain: jax.Array, bias: jax.Array | None, scaling: Scaling) -> jax.Array:
     x = x.astype(jnp.float32)
-    if centered:
-        x = x - name_statistic(jnp.mean(x, axis=over, keepdims=True))
-    y = x * name_statistic(jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + eps))
-    y = y * gain
-    return (y if bias is None else y + bias).astype(dtype)
+    if scaling.centered:
+        x = x - name_statistic(jnp.mean(x, axis=scaling.over, keepdims=True))
+    mean_square = jnp.mean(x * x, axis=scaling.over, keepdims=True)
+    y = x * name_statistic(jax.lax.rsqrt(mean_square + scaling.eps)) * gain
+    return (y if bias is None else y + bias).astype(scaling.dtype)
 
 
 # Hidden units of an MLP from its first product, or from two: `up` and `gate`.

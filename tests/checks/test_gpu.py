@@ -76,6 +76,8 @@ def test_a_rehearsal_that_is_killed_at_random_goes_on_and_loses_nothing(tmp_path
 @pytest.mark.slow
 def test_every_part_at_toy_sizes(tmp_path, capsys):
     assert gpu.main(["--rehearse", "--kills=3", f"--workdir={tmp_path}"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("killed after") == 3 and "nothing is missing" in err
     text = (tmp_path / gpu.PAGE).read_text()
     for words in (
         "Reference study: predicted",

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def kinds(path):
 
 def split_by(choose):
     """A split that holds out the documents that `choose` takes of their digests and sizes."""
-    return forks.replaced(dataset, "held_out_documents", lambda sizes, *_: set(choose(list(sizes))))
+    return mock.patch.object(dataset, "held_out_documents", lambda sizes, *_: set(choose(list(sizes))))
 
 
 CORPORA = {  # a source, a split: the cause, and words of its evidence
@@ -200,7 +201,7 @@ def twice_in_an_epoch():
     def draw(positions, n, *_):
         return np.random.default_rng(3).integers(0, n, 10**5)[positions]
 
-    return forks.replaced(mixture, "window_numbers", draw)
+    return mock.patch.object(mixture, "window_numbers", draw)
 
 
 def by_length(seed=0):
@@ -213,7 +214,7 @@ def by_length(seed=0):
         ordered = due[np.argsort((due == 32).sum(axis=1), kind="stable")].reshape(-1, *batches.shape[1:])
         return np.stack([ordered[n % 48] for n in numbers])
 
-    return forks.replaced(TrainBatches, "numbered", numbered)
+    return mock.patch.object(TrainBatches, "numbered", numbered)
 
 
 @pytest.mark.full
@@ -261,7 +262,8 @@ with mock.patch.object(program.rows, "assemble_global_array", of_one_rank):
 def test_data_ranks_that_read_the_same_rows_are_a_cause(tmp_path, capsys):
     """On two devices the step's own count tells ranks that read the rows of one; a sound mesh has no cause."""
     sound, planted = tmp_path / "sound", tmp_path / "planted"
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(ROOT)}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", RANKS, sound, planted], cwd=ROOT, env=env, check=True, capture_output=True)
     assert of_room(diagnosed(sound, capsys)[1]) == {}
     verdict = of_room(diagnosed(planted, capsys)[1])["equal_rows"]

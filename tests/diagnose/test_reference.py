@@ -143,7 +143,10 @@ def scale_of_one_over_d():
 
 def eps_of_a_hundred():
     right = layers._normalize
-    normalize = lambda x, gain, bias, over, centered, eps, dtype: right(x, gain, bias, over, centered, 100 * eps, dtype)  # noqa: E731
+
+    def normalize(x, gain, bias, scaling):
+        return right(x, gain, bias, scaling._replace(eps=100 * scaling.eps))
+
     return forks.replaced(layers, "_normalize", normalize)
 
 

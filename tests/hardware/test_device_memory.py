@@ -28,6 +28,14 @@ def test_jaxs_own_share_of_an_h100_is_what_its_users_see(environment):
     assert 58 * GIB < device_memory.usable_bytes(load_machine("h100").chip) < 59.7 * GIB
 
 
+# GiB in out-of-memory messages of PyTorch: ArcInstitute/evo2 issue 190, QwenLM/Qwen3-VL issue 2097, Zheng-Chong/CatVTON
+# issue 133.
+@pytest.mark.parametrize(("name", "reported"), [("l4", 22.03), ("l40", 44.40), ("t4", 14.56)])
+def test_gddr6_with_ecc_is_a_sixteenth_smaller(environment, name, reported):
+    environment.setenv(device_memory.ALLOCATOR_VARIABLE, "platform")  # all that CUDA reports
+    assert 0.98 * reported < device_memory.usable_bytes(load_machine(name).chip) / GIB <= reported
+
+
 def test_tpus_keep_what_their_compiler_says():
     """ "exceeds available HBM (15.75G)" on v5e, "(31.25G)" on v6e."""
     assert device_memory.usable_bytes(load_machine("v5e").chip) == 15.75 * GIB

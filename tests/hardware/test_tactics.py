@@ -45,7 +45,6 @@ CASES = {
 for name, changes in CASES.items():
     changes = {"model.n_layers": 2, "model.attention": "plain"} | changes
     static = config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), changes)))
-    jax.clear_caches()
     with trace_for_platform(name.split()[0]):
         arguments, mesh = _step_arguments(static, jax.devices()[: static.layout.devices], 1)
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():

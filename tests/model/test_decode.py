@@ -34,7 +34,9 @@ def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
     """Logits [B, S, V], with so many tokens at a time from a cache that is longer than needed."""
     cache, pieces, start = decode.empty_cache(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
     for size in sizes:
-        logits, cache = extend(of, params, tokens_BS[:, start : start + size], cache, policy, separator)
+        logits, cache = extend(
+            of, params, tokens_BS[:, start : start + size], cache, policy, decode.DocumentStarts(separator)
+        )
         pieces.append(logits)
         start += size
         if start == tokens_BS.shape[1]:

@@ -141,10 +141,8 @@ def test_logits_of_the_whole_batch_exist_nowhere():
 @pytest.mark.full
 @pytest.mark.parametrize(("platform", "at_once"), [("cpu", CPU_LOGITS), ("gpu", 1024 * 50_257), ("tpu", 1024 * 50_257)])
 def test_by_default_a_chunk_holds_no_more_than_its_share_of_the_platform(platform, at_once):
-    jax.clear_caches()  # of traces, which don't depend on the platform
     with trace_for_platform(platform):
         biggest = largest_array(program(8192, 4, 50_257, 0))
-    jax.clear_caches()
     assert at_once / 2 < biggest <= at_once
     assert chunk_tokens("gpu", 8192, 50_257) == 2048  # a quarter of a large width
 
@@ -153,10 +151,8 @@ def test_by_default_a_chunk_holds_no_more_than_its_share_of_the_platform(platfor
 def test_accelerators_multiply_bf16_s_gradients_in_bf16(platform, wide):
     """Two products take the logits' gradient: in fp32 a GPU has half the rate for them. Sums stay in fp32."""
     x, head, targets = example()
-    jax.clear_caches()
     with trace_for_platform(platform):
         jaxpr = jax.make_jaxpr(lambda x: value_and_grads(x, head, targets, Z, 0.0, 5))(x.astype(jnp.bfloat16)).jaxpr
-    jax.clear_caches()
     products = list(find(jaxpr, "dot_general"))
     assert len(products) == 3 and all(each.outvars[0].aval.dtype == jnp.float32 for each in products)
     assert sum(any(operand.aval.dtype == jnp.float32 for operand in each.invars) for each in products) == wide

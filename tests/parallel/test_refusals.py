@@ -11,6 +11,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
+from scalelab.parallel.mesh import describe_mesh
 from scalelab.parallel.rules import NO_LIBRARY_FLAG, check_layout
 from scalelab.record import records
 from tests.quick import one_in
@@ -191,6 +192,25 @@ def test_several_processes_are_refused_a_mesh_of_one_device(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda: 2)
     with pytest.raises(BadInput, match="a mesh of one device for 2 processes"):
         check_layout(one, one.layout)
+
+
+def test_one_device_takes_sequences_of_odd_length():
+    values = SMALL | {"model.seq_len": 17}
+    one = config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), values)))
+    assert check_layout(one, one.layout) == []
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({}, "one device"),
+        ({"fsdp": 4, "tensor": 2, "sequence": True, "zero": 3}, "fsdp=4 x tensor=2, sequence, zero=3"),
+        ({"stage": 2, "data": 4, "fsdp": 1, "schedule": "1f1b", "zero": 3}, "stage=2 x data=4, 1f1b"),
+        ({"trial": 2}, "trial=2"),
+    ],
+)
+def test_a_mesh_in_words(mesh, words):
+    assert describe_mesh(mesh) == words
 
 
 def test_what_fsdp_leaves_whole_is_told_and_stands_in_the_logbook(answers):

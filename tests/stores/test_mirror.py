@@ -104,6 +104,16 @@ def test_a_file_that_grows_keeps_its_full_parts_and_no_part_is_larger(server, ur
     check_store(url, {"metrics.jsonl": b"a" * 150})
 
 
+def test_a_full_part_is_sent_once_however_often_the_file_grows(server, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(upload, "PART_BYTES", 100)
+    uploader, files = upload.Uploader(client.open_place(url), tmp_path, tmp_path / "held", "mark", {}), {}
+    for grown, sent in ((250, 3), (70, 2), (0, 0)):  # 100, 100, 50; then 100 and 20 from 200 on
+        append(tmp_path, "a" * grown)
+        before, files = files, uploader.upload()
+        assert len(uploader.made) == sent
+        uploader.sweep(before, files)
+
+
 def test_what_a_dead_process_did_not_upload_is_uploaded_by_the_next_on_its_machine(server, url):
     folder = local_folder(url)
     with mirror.attached(folder):

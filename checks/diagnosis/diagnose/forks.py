@@ -40,7 +40,7 @@ def forget_shapes() -> None:
 
 @contextlib.contextmanager
 def replaced(place: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it `place.name` is `value`, in programs too."""
+    """Within it `place.name` is `value`, in programs too: all are traced again. What reads data is patched as it is."""
     forget_programs()
     with mock.patch.object(place, name, value):
         yield
@@ -96,7 +96,7 @@ def other_cosine(schedule: Callable[[jax.Array, Any], jax.Array]) -> Iterator[No
 
 def unshuffled() -> Any:
     """Windows in the order of the corpus."""
-    return replaced(mixture, "window_numbers", lambda positions, n, *_: np.asarray(positions, np.int64) % n)
+    return mock.patch.object(mixture, "window_numbers", lambda positions, n, *_: np.asarray(positions, np.int64) % n)
 
 
 def batches_edited(edit: Callable[[int, np.ndarray], np.ndarray]) -> Any:
@@ -106,7 +106,7 @@ def batches_edited(edit: Callable[[int, np.ndarray], np.ndarray]) -> Any:
     def numbered(self: TrainBatches, numbers: Sequence[int], *rows: Any) -> np.ndarray:
         return np.stack([edit(n, batch) for n, batch in zip(numbers, right(self, numbers, *rows), strict=True)])
 
-    return replaced(TrainBatches, "numbered", numbered)
+    return mock.patch.object(TrainBatches, "numbered", numbered)
 
 
 def phrase_at(step: int) -> Any:
@@ -132,7 +132,7 @@ def cursor_back(by: int, since: int) -> Any:
     def numbered(self: TrainBatches, numbers: Sequence[int], *rows: Any) -> np.ndarray:
         return right(self, [n - by if n >= since else n for n in numbers], *rows)
 
-    return replaced(TrainBatches, "numbered", numbered)
+    return mock.patch.object(TrainBatches, "numbered", numbered)
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ def noisy_weights(state: Any) -> Any:
 def copies_differ() -> Any:
     """Each save sees that a device holds another copy of a weight."""
     words = f"the copy of params.head.w on cuda:3 of process 0 {copies.DIFFERS}"
-    return replaced(copies, "describe_difference", lambda inspection: words)
+    return mock.patch.object(copies, "describe_difference", lambda inspection: words)
 
 
 def slow_reader(seconds: float) -> Any:
@@ -208,4 +208,4 @@ def slow_reader(seconds: float) -> Any:
         time.sleep(seconds)
         return right(self, *arguments)
 
-    return replaced(TrainBatches, "numbered", numbered)
+    return mock.patch.object(TrainBatches, "numbered", numbered)

@@ -17,7 +17,7 @@ from scalelab.model.attention.kernels import choose_kernel, compute_attention, p
 from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.order import token_positions
-from scalelab.model.attention.plain import attention_logits, masked_attention
+from scalelab.model.attention.plain import LogitRules, attention_logits, masked_attention
 from scalelab.model.attention.positions.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.positions.rotary import layer_frequencies, rotate_part
 from scalelab.model.declare import Declaration, declare_parameter
@@ -126,8 +126,8 @@ class Attention(nn.Module):
         assert past is not None
         k_BCKH, v_BCKH = (self.extend_cache(name, x, past) for name, x in (("k", k_BTKH), ("v", v_BTKH)))
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
-        mask = self.cache_mask(layer, packed, past)
-        return masked_attention(q_BTNH * scale, k_BCKH, v_BCKH, bias_BNTC, mask, self.shape.attention_softcap)
+        rules = LogitRules(self.cache_mask(layer, packed, past), bias_BNTC, self.shape.attention_softcap)
+        return masked_attention(q_BTNH * scale, k_BCKH, v_BCKH, rules)
 
     def extend_cache(self, name: str, new_BTKH: jax.Array, past: CachePast) -> jax.Array:
         """The cache of this name [B, C, K, H] with the new tokens in it, which it also keeps."""

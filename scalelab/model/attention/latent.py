@@ -18,7 +18,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.attention.attention import POSITIONS, Attention, Placed
 from scalelab.model.attention.documents import PackedDocuments
-from scalelab.model.attention.plain import masked_attention
+from scalelab.model.attention.plain import LogitRules, masked_attention
 from scalelab.model.layers import Axes, Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products
@@ -105,9 +105,8 @@ class LatentAttention(Attention):
         token_BT1E = jnp.concatenate([latent_BTC[:, :, None], placed.k_BSKH], axis=-1)
         cached = self.extend_cache("latent", token_BT1E, past)
         q_BTNE, mask = jnp.concatenate([q_BTNC, q_BTNR], axis=-1), self.cache_mask(layer, packed, past)
-        y_BTNC = masked_attention(
-            q_BTNE * placed.scale, cached, cached[..., : s.d_kv_latent], None, mask, s.attention_softcap
-        )
+        rules = LogitRules(mask, None, s.attention_softcap)
+        y_BTNC = masked_attention(q_BTNE * placed.scale, cached, cached[..., : s.d_kv_latent], rules)
         y_BTNV = fp32_einsum("btnc,cnv->btnv", y_BTNC, values_CNV).astype(y_BTNC.dtype)
         return add_bias(y_BTNV, up["b"][:, s.d_head :]) if "b" in up else y_BTNV
 

@@ -4,6 +4,7 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ def plain_attention(
         mask = attention_mask(index_S[rows], index_S[seen], window, mask_info.is_global, *segments)
         bias = None if bias_BNST is None else bias_BNST[:, :, rows, seen]
         q, k, v = q_BSNH[:, rows] * scoring.scale, k_BTKH[:, seen], v_BTKH[:, seen]
-        y_chunks.append(masked_attention(q, k, v, bias, mask, scoring.softcap, divide_last=chunks > 1))
+        y_chunks.append(masked_attention(q, k, v, LogitRules(mask, bias, scoring.softcap), divide_last=chunks > 1))
     return y_chunks[0] if len(y_chunks) == 1 else jnp.concatenate(y_chunks, axis=1)
 
 
@@ -41,13 +42,18 @@ def _distance_scores(scoring: Scoring) -> jax.Array | None:
     return None if scoring.relative is None else relative_scores(scoring.relative, scoring.scale)
 
 
-def masked_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, mask: jax.Array,
-    softcap: float = 0.0, divide_last: bool = False,
-) -> jax.Array:  # fmt: skip
-    """Attention of scaled queries where `mask` [S, T] or [B, S, T] is true; logits are bounded by `softcap`.
+class LogitRules(NamedTuple):
+    """What happens to the logits of scaled queries before the softmax."""
 
-    One batched product over (sequence, key head).
+    mask: jax.Array  # [S, T] or [B, S, T]: true where a query attends to a key
+    bias_BNST: jax.Array | None  # added
+    softcap: float  # bounds their sum; 0: off
+
+
+def masked_attention(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, rules: LogitRules, divide_last: bool = False
+) -> jax.Array:
+    """Attention of scaled queries by one batched product over (sequence, key head).
 
     `divide_last`: weights are divided by their sum after the product with the values, which saves passes over [S, T].
     """
@@ -55,11 +61,11 @@ def masked_attention(
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = q_BSNH.transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, x.shape[3]) for x in (k_BTKH, v_BTKH))
-    logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(mask, 0.0, -1e30)
-    if bias_BNST is not None:
-        logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
-    logits = cap_logits(logits, softcap)
-    if mask.ndim == 2:
+    logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(rules.mask, 0.0, -1e30)
+    if rules.bias_BNST is not None:
+        logits = logits + rules.bias_BNST.reshape(batch * keys, stacked, -1)
+    logits = cap_logits(logits, rules.softcap)
+    if rules.mask.ndim == 2:
         logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
     else:
         by_query = logits.reshape(batch, keys, -1, length, logits.shape[-1])

@@ -22,7 +22,7 @@ def test_training_moves_only_weights_that_the_mask_keeps(monkeypatch):
     rng = np.random.default_rng(0)
     mask = [(rng.random(each.shape) < 0.3).astype(np.float32) for each in start]
     images = [jnp.asarray(each)[None] for each in study.make_images(0)]
-    jax.clear_caches()
+    study.train_masked.clear_cache()
     last, accuracy = study.train_masked(start, mask, images, jnp.array([0]))
     for before, kept, after in zip(start, mask, last, strict=True):
         assert not np.any(np.asarray(after)[kept == 0])
@@ -31,7 +31,7 @@ def test_training_moves_only_weights_that_the_mask_keeps(monkeypatch):
     logits = study.classify([each[0] for each in last], images[2][0])
     by_hand = np.mean(np.argmax(np.asarray(logits), axis=1) == np.asarray(images[3][0]))
     assert float(accuracy[0]) == pytest.approx(by_hand, abs=1e-3)
-    jax.clear_caches()  # programs of 3 steps
+    study.train_masked.clear_cache()  # a program of 3 steps
 
 
 @pytest.mark.full
@@ -39,9 +39,9 @@ def test_layers_lose_their_share_each_round_and_tickets_win(monkeypatch):
     monkeypatch.setattr(study, "LAYERS", (100, 32, 16, 10))
     monkeypatch.setattr(study, "ROUNDS", 5)
     monkeypatch.setattr(study, "STEPS", 200)
-    jax.clear_caches()
+    study.train_masked.clear_cache()
     rows = study.measure_seeds([0, 1])
-    jax.clear_caches()
+    study.train_masked.clear_cache()
     weights, rates = np.array([3200, 512, 160]), np.array([2 / 3, 2 / 3, 5 / 6])
     for round_, row in enumerate(rows):
         assert row["left"] == pytest.approx(np.sum(weights * rates**round_) / weights.sum(), rel=0.01)

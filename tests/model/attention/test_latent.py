@@ -203,7 +203,7 @@ def test_a_cache_of_latents_gives_the_logits_of_the_whole_sequence(name):
     assert {key: leaf.shape for key, leaf in cache.keys.items()} == {"latent": (2, 2, 24, 1, 12 + 6)}
     extend = jax.jit(decode.decode_tokens, static_argnums=(0, 4))
     for part in jnp.split(ids, [7, 8, 9], axis=1):
-        logits, cache = extend(of, params, part, cache, FP32, separator)
+        logits, cache = extend(of, params, part, cache, FP32, decode.DocumentStarts(separator))
         pieces.append(logits)
     difference = np.abs(np.concatenate(pieces, axis=1) - expected).max()
     assert difference < 3e-6 * np.abs(expected).max()

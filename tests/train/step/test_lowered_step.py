@@ -47,7 +47,6 @@ def lowered_step(changes, trials=0, capability=(9, 0), platform="cuda"):
         trace_for_platform({"cuda": "gpu"}.get(platform, platform), capability),
         jax.set_mesh(mesh) if mesh else contextlib.nullcontext(),
     ):
-        jax.clear_caches()
         text = jax.jit(step).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
     return [(name, mask, int(runs)) for name, mask, runs in re.findall(CALL, text)], text
 

@@ -24,10 +24,9 @@ def reserve_for_moments(config: ConfigDict, trials: int = 1) -> None:
     static = config_lib.static(config)
     if jax_started():
         moments = host_bytes(static)
-    else:  # whose tracing must not start jax, nor leave traces for the wrong platform
+    else:  # whose tracing must not start jax
         with trace_for_platform("cpu"):
             moments = host_bytes(static)
-        jax.clear_caches()
     reserve_host_memory(trials * moments)
 
 
