@@ -172,9 +172,10 @@ def format_page(result: Mapping[str, Any]) -> str:
     return "\n".join([
         "# Memory, time and error of attention", "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.", "",
-        f"{HEADS} heads of width {WIDTH}. MB: temporaries of the compiled program for one sequence in bf16, forward alone "
-        f"and with its backward. CPU ms: forward and backward of {TOKENS:,} tokens in fp32, the least of the rounds. "
-        "Off float64 by: the largest difference of output and gradients in fp32, relative to the largest entry.", "",
+        f"{HEADS} heads of width {WIDTH}. MB: temporaries of the compiled program for one sequence in bf16, forward "
+        f"alone and with its backward. CPU ms: forward and backward of {TOKENS:,} tokens in fp32, the least of the "
+        "rounds. Off float64 by: the largest difference of output and gradients in fp32, relative to the largest "
+        "entry.", "",
         *markdown_table(
             ("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by"),
             map(format_row, result["rows"]),
