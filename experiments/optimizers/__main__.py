@@ -34,6 +34,7 @@ from scalelab.experiments.studies import outcome
 from scalelab.model import count
 from scalelab.optim import table
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.report.figures.raceplot import plot_race
 
 SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -152,8 +153,6 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:
-    from scalelab.report.figures.raceplot import plot_race as drawn
-
     shown = [
         {
             "name": row["name"],
@@ -165,7 +164,7 @@ def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any)
         for row in result["rows"]
     ]
     write_result(folder, "optimizers", result, format_page(result))
-    drawn(shown).savefig(folder / "optimizers.png", dpi=110)
+    plot_race(shown).savefig(folder / "optimizers.png", dpi=110)
 
 
 if __name__ == "__main__":
