@@ -83,7 +83,8 @@ def stale_reasons(made: Mapping[str, Any] | None, root: pathlib.Path = PACKAGE.p
     digests, reasons = code_digests(root, made["module"]), []
     if not (digests["own"] and made["own"]):
         return [f"{made['module']} is gone" if made["own"] else "its own code, which was another module then"]
-    names = {name for name in {*made["own"], *digests["own"]} if made["own"].get(name) != digests["own"].get(name)}
+    before = own_digests(made)
+    names = {name for name in {*before, *digests["own"]} if before.get(name) != digests["own"].get(name)}
     if names:
         reasons.append(f"its own code ({', '.join(sorted(names))})")
     now = _made_now()
@@ -91,6 +92,11 @@ def stale_reasons(made: Mapping[str, Any] | None, root: pathlib.Path = PACKAGE.p
         reasons.append("the golden step")
     old, new = (tuple(map(int, text.split(".")[:2])) for text in (made["jax"] or now["jax"], now["jax"]))
     return reasons + ([f"jax {made['jax']} -> {now['jax']}"] if old < new else [])  # a newer one was asked for
+
+
+def own_digests(made: Mapping[str, Any]) -> dict[str, str]:
+    """{file name: digest} of a fingerprint, without files that have come to be shared by all results since."""
+    return {name: digest for name, digest in made["own"].items() if name not in FRAME}
 
 
 def library_changed(made: Mapping[str, Any], root: pathlib.Path = PACKAGE.parent) -> bool:

@@ -29,8 +29,10 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import train_batches
+from scalelab.experiments.fingerprint import KEY
 from scalelab.experiments.precision_page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
+from scalelab.experiments.studies import outcome
 from scalelab.experiments.timing import time_interleaved
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.precision import exponent_histograms
@@ -178,10 +180,11 @@ def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, An
     batches = train_batches(single.load_run_dataset(config), shape.seq_len, config.train.global_batch, 7).chunk(
         0, chunk
     )
-    timed = measure_seconds(list(POLICIES), batches, rounds)
+    policies = PRECISION_SETTINGS["usual"].policies
+    timed = measure_seconds(policies, batches, rounds)
     rows, zeros = measure_exponents(folder, steps, batches)
     table = []
-    for policy in POLICIES:
+    for policy in policies:
         policy_runs = [run for run in runs if run["policy"] == policy]
         ratios = [a / b for a, b in zip(timed[policy], timed["fp32"], strict=True)]
         table.append(
@@ -236,13 +239,17 @@ def _main(argv: Sequence[str]) -> int:
     program.cache_compilations()
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {
-        setting: result_header("precision", argv) | run_setting(folder, setting, options.seeds, steps, options.rounds)
-        for setting, steps in options.settings.items()
-    }
+    with outcome.count_seconds(folder):
+        parts = {
+            setting: result_header("precision", argv)
+            | run_setting(folder, setting, options.seeds, steps, options.rounds)
+            for setting, steps in options.settings.items()
+        }
     for place in [folder] if options.quick else [folder, RESULTS]:
         before = records.read_json(place / "precision.json") if (place / "precision.json").exists() else {}
         result = {name: part for name in PRECISION_SETTINGS if (part := parts.get(name) or before.get(name))}
+        if len(parts) == len(PRECISION_SETTINGS):  # after --only nothing is said of all
+            result |= outcome.read_seconds(folder) | {KEY: parts["usual"][KEY]}
         if "usual" in parts:
             figure, rows = plot_exponents(parts["usual"]["exponents"])
             figure.savefig(place / "precision.png", dpi=110)

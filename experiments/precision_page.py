@@ -40,7 +40,7 @@ def format_page(result: Mapping[str, Any]) -> str:
         "errors above fp32; what lies below that shows nothing, neither harm nor its absence in longer runs. The "
         "order is that of the policies, not a ranking.",
     ]  # fmt: skip
-    for part in result.values():
+    for part in (each for each in result.values() if isinstance(each, dict) and "runs" in each):
         lines += ["", *_losses(part)] if "table" not in part else ["", *_sides(part)]
     return "\n".join([*lines, ""])
 

@@ -137,6 +137,14 @@ def test_a_mistyped_key_is_refused_without_jax_and_writes_nothing(command, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_a_list_of_runs_of_ours_loads_no_jax(tmp_path):
+    """The readers of runs that another program trained load it."""
+    synthetic.write_sweep(tmp_path / "sweep")
+    answer = scalelab("runs", f"{tmp_path}/sweep", python=["-X", "importtime"])
+    assert answer.returncode == 0 and "val" in answer.stdout, answer.stderr[-300:]
+    assert "jax" not in imported(answer.stderr)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_option_ends_in_one_line(name, answers):
     code, out, err, _ = answers[name][1]

@@ -140,7 +140,42 @@ def test_every_page_fits_and_the_bar_can_be_read_without_script_errors(built, br
         assert browser.run("document.documentElement.scrollWidth") <= width, place
         ratios = browser.run(LUMINANCE)  # of plain colours: a gradient behind the text would hide from it
         assert browser.run("getComputedStyle(document.querySelector('.navbar')).backgroundImage") == "none"
+        icon = browser.run("(s => s.filter + s.backgroundImage)(getComputedStyle(document.querySelector('"
+                           ".navbar-toggler-icon')))")  # fmt: skip
+        assert icon.startswith("none") and ("255, 255, 255" in icon) == dark, "light lines on a dark bar alone"
         assert len(ratios) >= 8 and min(ratios) >= CONTRAST, (place, ratios)
+
+
+MARK = """(() => { const all = [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]
+  .filter(e => e.tabIndex >= 0 && e.checkVisibility({visibilityProperty: true}));
+  all.forEach((e, i) => { e.dataset.control = i }); return all.length })()"""
+FOCUS = """(() => { const e = document.activeElement, box = e.getBoundingClientRect();
+  return { control: e.dataset.control ?? null, html: e.outerHTML.slice(0, 200),
+    ring: getComputedStyle(e).outlineStyle != 'none',
+    inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth } })()"""
+
+
+@browsing
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_the_keyboard_alone_reaches_every_control_of_every_page_in_sight(built, browser, width):
+    folder, pages = built
+    for place in sorted(pages):
+        browser.open(folder / place, width)
+        for menu in ("#navbar-collapse", "#toc-collapse") if width == NARROW else ():
+            browser.run(f"document.querySelector('[data-bs-target=\"{menu}\"]')?.focus()")
+            browser.press("Enter", 13)
+            browser.run("new Promise(done => setTimeout(done, 20))")
+            assert browser.run(f"document.querySelector('{menu}')?.checkVisibility() ?? true"), (place, menu)
+        number, seen = browser.run(MARK), set()
+        for _ in range(number + 300):  # tables and code that scroll take the focus too
+            browser.press("Tab", 9)
+            focus = browser.run(FOCUS)
+            seen |= {focus["control"]} - {None}
+            assert focus["html"].startswith("<body") or (focus["ring"] and focus["inside"]), (place, focus)
+            if len(seen) == number:
+                break
+        assert len(seen) == number > 3, place
 
 
 @browsing

@@ -41,6 +41,7 @@ from scalelab.diagnose.watch.rivals import find_rivals
 from scalelab.diagnose.watch.stop import judge_run
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import markdown_table, publish_result, train_trials
+from scalelab.experiments.studies import outcome
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
 from scalelab.study import write_once
@@ -238,23 +239,28 @@ def _main(argv: Sequence[str]) -> int:
     studies, versions = {}, set()
     for seed, split in [(seed, 0) for seed in QUICK_SEEDS] if options.quick else (CHOSEN_ON, *confirm.STUDIES):
         name = name_study(seed, split)
-        if not options.quick:
-            confirm.run_quickstart(options.workdir, seed, split, 1.0)
-        else:
-            train_trials(options.workdir / name, make_quick_trials(seed))
-        studies[name] = score_study(options.workdir / name)
+        with outcome.count_seconds(options.workdir):
+            if not options.quick:
+                confirm.run_quickstart(options.workdir, seed, split, 1.0)
+            else:
+                train_trials(options.workdir / name, make_quick_trials(seed))
+            studies[name] = score_study(options.workdir / name)
         record = records.read_record(listing.run_folders(options.workdir / name)[0])
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
     chosen = name_study(*CHOSEN_ON)
-    result = result_header("diagnosis.watch", argv) | {
-        "quick": options.quick,
-        "trained_by": ", ".join(sorted(versions)),
-        "chosen_on": chosen,
-        "inflation": INFLATION,
-        "inflation_there": choose_inflation(studies[chosen]["rows"]),
-        "tables": make_tables(studies, chosen),
-        "studies": {name: {"runs": each["runs"], "replay": each["replay"]} for name, each in studies.items()},
-    }
+    result = (
+        result_header("diagnosis.watch", argv)
+        | outcome.read_seconds(options.workdir)
+        | {
+            "quick": options.quick,
+            "trained_by": ", ".join(sorted(versions)),
+            "chosen_on": chosen,
+            "inflation": INFLATION,
+            "inflation_there": choose_inflation(studies[chosen]["rows"]),
+            "tables": make_tables(studies, chosen),
+            "studies": {name: {"runs": each["runs"], "replay": each["replay"]} for name, each in studies.items()},
+        }
+    )
     place = options.workdir if options.quick else RESULTS
     return publish_result(place, "watch", result, format_page(result), options.json)
 

@@ -4,26 +4,26 @@ Measure memory, time and error of attention on this machine, by kind and length.
 program (XLA's `memory_analysis`), forward and forward with backward, for one sequence of four heads of width 64 in
 bf16. Time: CPU seconds of forward with backward in fp32 (the least of N rounds, 4096 tokens each). Error: the largest
 relative difference of fp32 from float64. "by distance" scores distances beside keys (model.position=relative). Three
-minutes on two CPU cores, seconds with --quick (lengths up to 1k); --only measures some kinds alone.
+minutes on two CPU cores, seconds with --quick (lengths up to 1k); --only measures some kinds alone. What measures all
+writes `checks/results/attention.json` and `.md`.
 
     python -m checks.speed.attention --quick
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from checks.shared import command_line
+from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
 from scalelab.model.attention.mask import Scoring
@@ -158,27 +158,42 @@ def _main(argv: list[str]) -> int:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
     lengths = [256, 512, 1024] if options.quick else [256, 512, 1024, 2048, 4096, 8192]
     rows = measure_kernels(kinds, lengths, 1 if options.quick else options.rounds)
-    result = {"heads": HEADS, "width": WIDTH, "rows": rows}
+    result = result_header("speed.attention", argv) | {"heads": HEADS, "width": WIDTH, "rows": rows}
+    if not options.quick and kinds == list(ATTENTION_KINDS):
+        write_result(RESULTS, "attention", result, format_page(result))
     if options.json != "-":
-        print_kernel_table(rows)
+        print(format_page(result))
     emit_json(result, options.json)
     return 0
 
 
-def print_kernel_table(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    table = Table("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by")
-    for row in rows:
-        spent, off = row["cpu_s"], row["difference"]
-        table.add_row(
-            f"{row['seq_len']:,}",
-            row["kind"],
-            f"{row['forward_bytes'] / 1e6:,.1f}",
-            f"{row['forward_backward_bytes'] / 1e6:,.1f}",
-            "" if spent is None else f"{1e3 * spent:,.0f}",
-            "" if off is None else f"{off:.1e}",
-        )
-    Console().print(table)
+def format_page(result: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    return "\n".join([
+        "# Memory, time and error of attention", "",
+        f"`{result['command']}`, {result['date']}, {result['machine']}.", "",
+        f"{HEADS} heads of width {WIDTH}. MB: temporaries of the compiled program for one sequence in bf16, forward "
+        f"alone and with its backward. CPU ms: forward and backward of {TOKENS:,} tokens in fp32, the least of the "
+        "rounds. Off float64 by: the largest difference of output and gradients in fp32, relative to the largest "
+        "entry.", "",
+        *markdown_table(
+            ("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by"),
+            map(format_row, result["rows"]),
+        ), "",
+    ])  # fmt: skip
+
+
+def format_row(row: Mapping[str, Any]) -> list[str]:
+    """The cells of one row."""
+    spent, off = row["cpu_s"], row["difference"]
+    return [
+        f"{row['seq_len']:,}",
+        row["kind"],
+        f"{row['forward_bytes'] / 1e6:,.1f}",
+        f"{row['forward_backward_bytes'] / 1e6:,.1f}",
+        "" if spent is None else f"{1e3 * spent:,.0f}",
+        "" if off is None else f"{off:.1e}",
+    ]
 
 
 if __name__ == "__main__":

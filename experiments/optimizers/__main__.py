@@ -30,9 +30,11 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.optimizers import limits, race, ranking, search
 from scalelab.experiments.optimizers.page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
+from scalelab.experiments.studies import outcome
 from scalelab.model import count
 from scalelab.optim import table
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.report.figures.raceplot import plot_race
 
 SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -108,8 +110,9 @@ def _main(argv: Sequence[str]) -> int:
         train_trials(options.workdir / stage, made)
         return [race.read_result(options.workdir / stage / "runs" / name) for name in made]
 
-    tuned = race.tune_optimizers(base, names, options.trials, train)
-    ended = race.run_finals(base, tuned, options.choosing, options.seeds, train)
+    with outcome.count_seconds(options.workdir):
+        tuned = race.tune_optimizers(base, names, options.trials, train)
+        ended = race.run_finals(base, tuned, options.choosing, options.seeds, train)
     result = _result(argv, options, base, tuned, ended)
     full = not (options.quick or options.config or options.only)
     for folder in [options.workdir, *([RESULTS] if full else [])]:
@@ -129,25 +132,27 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
     tokens = base.train.global_batch * base.model.seq_len
     size = count.count_parameters(config_lib.static(config).model)["total"]
     table_rows = ranking.ranking_rows(tuned, ended, state_bytes, options.target_loss, tokens)
-    return result_header("optimizers", argv) | {
-        "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; "
-        f"{options.trials} tuning trials of each after the scan, "
-        f"{options.choosing} + {options.seeds} fresh seeds of three points",
-        "target_loss": options.target_loss,
-        "choosing": options.choosing,
-        "seeds": options.seeds,
-        "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
-        "sides": sum(len(row["widened"]) for row in table_rows),
-        "rescanned": sum(len(row["scan"]) > len(search.FIRST_OCTAVES) for row in table_rows),
-        "rise": ranking.loss_rise(table_rows),
-        "limits": limits.describe_limits(base, list(tuned)),
-        "rows": table_rows,
-    }
+    return (
+        result_header("optimizers", argv)
+        | outcome.read_seconds(options.workdir)
+        | {
+            "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; "
+            f"{options.trials} tuning trials of each after the scan, "
+            f"{options.choosing} + {options.seeds} fresh seeds of three points",
+            "target_loss": options.target_loss,
+            "choosing": options.choosing,
+            "seeds": options.seeds,
+            "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
+            "sides": sum(len(row["widened"]) for row in table_rows),
+            "rescanned": sum(len(row["scan"]) > len(search.FIRST_OCTAVES) for row in table_rows),
+            "rise": ranking.loss_rise(table_rows),
+            "limits": limits.describe_limits(base, list(tuned)),
+            "rows": table_rows,
+        }
+    )
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:
-    from scalelab.report.figures.raceplot import plot_race as drawn
-
     shown = [
         {
             "name": row["name"],
@@ -159,7 +164,7 @@ def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any)
         for row in result["rows"]
     ]
     write_result(folder, "optimizers", result, format_page(result))
-    drawn(shown).savefig(folder / "optimizers.png", dpi=110)
+    plot_race(shown).savefig(folder / "optimizers.png", dpi=110)
 
 
 if __name__ == "__main__":

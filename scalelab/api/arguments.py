@@ -126,9 +126,12 @@ def _with_foreign(read: Callable[[Any], Any], with_files: bool) -> Callable[[Any
 
     def open_runs(value: Path) -> Path:
         value = read(value)
+        path = pathlib.Path(os.path.expanduser(value))
+        if path.is_dir() and listing.holds_runs(path):  # runs of ours: the readers load jax
+            return value
         from scalelab.foreign.opened import open_if_foreign  # here: its readers are for such runs only
 
-        opened = open_if_foreign(pathlib.Path(os.path.expanduser(value)), with_files=with_files)
+        opened = open_if_foreign(path, with_files=with_files)
         return value if opened is None else str(opened.folder)
 
     return open_runs

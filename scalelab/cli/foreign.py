@@ -7,6 +7,7 @@ from typing import Any
 from scalelab import api
 from scalelab.cli.parser import Parser, print_status
 from scalelab.errors import BadInput
+from scalelab.record import listing
 
 MOST_LINES = 4  # runs whose columns are told one by one
 MOST_NOTES = 6
@@ -72,7 +73,7 @@ def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | 
     """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
     if not os.path.exists(path) or (os.path.isfile(path) and not files):
         return None
-    if os.path.exists(os.path.join(path, "record.json")):  # a run of ours: nothing is read to find out
+    if os.path.isdir(path) and listing.holds_runs(path):  # of ours: readers would load jax
         return None
     runs = api.open_runs(path, columns=parse_fields(text), progress=show_progress)
     if not runs.lines:

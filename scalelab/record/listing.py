@@ -54,6 +54,21 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
     return runs
 
 
+def holds_runs(folder: Folder) -> bool:
+    """Whether `run_folders` finds a run there; the first one is enough."""
+    folder = pathlib.Path(folder)
+    if (folder / "config.json").exists():
+        return is_config(folder / "config.json")
+    try:
+        return any(
+            os.path.lexists(path) and may_be_config(path)
+            for place in run_places(folder)
+            for path in (place / name / "config.json" for name in list_folders(place)[0])
+        )
+    except BadInput:
+        return False
+
+
 def run_places(folder: Folder) -> list[pathlib.Path]:
     """Folders that may directly hold runs: a sweep's `runs/` first. BadInput if that is a link."""
     return [path_below(folder, "runs"), pathlib.Path(folder)]

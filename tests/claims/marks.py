@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = "docs/results.md"
 LINK = re.compile(r"(\]\(\.\./((?:checks|experiments)/results/[\w.]+)\))((?: \(stale\))?)")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
-DATED_BY_HAND = {"gpu.md", "attention.json"}  # measured over days, or without a date
+DATED_BY_HAND = {"gpu.md"}  # measured over days
 
 
 def mark_stale(page: str) -> str:

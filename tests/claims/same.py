@@ -48,7 +48,7 @@ def changed_definitions(made: Mapping[str, Any]) -> list[str]:
         archive = subprocess.run(["git", "archive", base.rstrip("+")], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", place], input=archive, check=True)
         module = module_there(old, made["module"])
-        if fingerprint.code_digests(old, module)["own"] != made["own"]:
+        if fingerprint.code_digests(old, module)["own"] != fingerprint.own_digests(made):
             raise ValueError(f"commit {base} does not hold the code that made it")
         before, now = definitions(old, module), definitions(ROOT, made["module"])
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

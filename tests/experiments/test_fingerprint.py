@@ -70,6 +70,13 @@ def test_another_code_of_the_study_makes_its_result_stale(change, tmp_path):
     assert fingerprint.stale_reasons(made(old), new) == ["its own code (mine.py)"]
 
 
+def test_a_file_that_all_results_share_by_now_is_not_the_studys_own(tmp_path):
+    root = checkout(tmp_path)
+    own = made(root)["own"]
+    assert fingerprint.stale_reasons(made(root, own=own | {"limits.py": "0"}), root) == []
+    assert fingerprint.stale_reasons(made(root, own=own | {"more.py": "0"}), root) == ["its own code (more.py)"]
+
+
 def test_the_library_is_told_apart_from_the_study(tmp_path):
     old, new = checkout(tmp_path / "old"), checkout(tmp_path / "new", library="x = 2\n")
     assert fingerprint.stale_reasons(made(old), new) == [] and fingerprint.library_changed(made(old), new)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scalelab.experiments import precision
+from scalelab.experiments import fingerprint, precision
 from scalelab.experiments.precision_page import describe_harm, differences_to_fp32, format_page
 from scalelab.experiments.shared import RESULTS
 from scalelab.experiments.studies import bf16_weights
@@ -58,3 +58,21 @@ def test_the_committed_page_is_its_numbers_and_calls_harm_what_they_show():
     assert set(harmed) == {"bf16_master"} and all(result[part]["seeds"] >= 5 for part in ("small", "batch"))
     base = (RESULTS.parent.parent / "configs" / "base.py").read_text()
     assert "Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments" in base
+
+
+@pytest.mark.full
+def test_the_study_measures_its_own_policies_and_says_what_made_all_of_them(tmp_path, monkeypatch):
+    """Smaller models and two policies a setting; later policies of other roundings are not trained."""
+    small = {"model.d_model": 16, "model.n_layers": 1, "model.seq_len": 32, "eval.batches": 1}
+    for name, policies in (("small", ["fp32", "bf16"]), ("batch", ["fp32", "fp16"]), ("usual", ["fp32", "bf16"])):
+        setting = precision.PrecisionSetting(name, small, 4, policies)
+        monkeypatch.setitem(precision.PRECISION_SETTINGS, name, setting)
+    monkeypatch.setattr(precision, "RESULTS", tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    for options in (["--only=usual"], []):
+        assert precision.main([f"--workdir={tmp_path}", "--quick", *options]) == 0
+        result = json.loads((tmp_path / "precision.json").read_text())
+        assert [row["policy"] for row in result["usual"]["table"]] == ["fp32", "bf16"]
+        assert (fingerprint.KEY in result) == ("small" in result) == (not options)
+    assert result["cpu_s"] > 0 and not any((tmp_path / "results").iterdir())
+    assert not fingerprint.stale_reasons(result[fingerprint.KEY])

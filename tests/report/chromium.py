@@ -78,7 +78,8 @@ class Browser:
     def open(self, path: pathlib.Path | str, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
         """Load a file or an address at a width in CSS pixels, in a light or a dark scheme; wait until it is drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}  # a page that still scrolls shows other places
+        self.call("Emulation.setEmulatedMedia", features=[scheme, still])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
@@ -93,6 +94,12 @@ class Browser:
         reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
+
+    def press(self, key: str, code: int) -> None:
+        """Press and release a key, as a person would."""
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def photograph(self, path: pathlib.Path) -> None:
         """Write the whole page as a PNG."""

@@ -106,13 +106,6 @@ CONTROLS = ("[...document.querySelectorAll('a[href], button, input, select, summ
             ".filter(e => e.tabIndex >= 0 && e.checkVisibility())")  # fmt: skip
 
 
-def press_key(browser, key, code):
-    """Press and release a key, as a person would."""
-    text = {"text": "\r"} if key == "Enter" else {}
-    for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
-
-
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("kind", ["run", "sweep", "study"])
 def test_the_keyboard_alone_reaches_every_control_and_shows_where_it_is(browser, pages, kind, dark):
@@ -123,7 +116,7 @@ def test_the_keyboard_alone_reaches_every_control_and_shows_where_it_is(browser,
     number = browser.run(f"{CONTROLS}.length")
     seen = set()
     for _ in range(2 * number + 20):  # areas that scroll take the focus too
-        press_key(browser, "Tab", 9)
+        browser.press("Tab", 9)
         place, outline = browser.run(
             "(e => [e.dataset.control, getComputedStyle(e).outlineStyle])(document.activeElement)"
         )
@@ -137,7 +130,7 @@ def test_a_heading_sorts_by_the_enter_key(browser, pages):
     browser.open(pages["sweep"])
     browser.run("document.querySelector('table[data-sortable] th').focus()")
     for order in ("ascending", "descending"):
-        press_key(browser, "Enter", 13)
+        browser.press("Enter", 13)
         assert browser.run("document.activeElement.ariaSort") == order
 
 
