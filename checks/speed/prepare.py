@@ -125,12 +125,25 @@ def measure_memory(n_bytes: int) -> dict[str, float]:
         command = [sys.executable, "-m", "scalelab", "prepare", f"--source={source}", "--tokenizer=bpe:4000",
                    f"--out={name}/out", "--val-fraction=0.01", "--workers=1"]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
+        peak_kib, done = 0, 0
+        while not done:
+            peak_kib = max(peak_kib, read_peak(process.pid))
+            time.sleep(0.02)
+            done, status, usage = os.wait4(process.pid, os.WNOHANG)
         if os.waitstatus_to_exitcode(status):
             raise WorkFailed(f"{' '.join(command)} failed")
         size = source.stat().st_size
     row = {"text_gb": round(size / 1e9, 3), "cpu_s": round(usage.ru_utime + usage.ru_stime, 1)}
-    return row | {"peak_mib": round(usage.ru_maxrss / 1024)}
+    return row | {"peak_mib": round(peak_kib / 1024)}
+
+
+def read_peak(pid: int) -> int:
+    """The peak memory of a process so far, KiB; ru_maxrss would count this process's before its program begins."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def main(argv: list[str]) -> int:

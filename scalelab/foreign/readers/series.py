@@ -94,7 +94,7 @@ def read_clearml(folder: pathlib.Path) -> ForeignRun:
 
 
 def read_history(path: pathlib.Path) -> ForeignRun:
-    """Read `History.history` of Keras as JSON: lists of one length, a value an epoch. BadInput for anything else."""
+    """Read the history of a Keras fit as JSON: lists of one length, a value an epoch. BadInput for anything else."""
     content = read_document(path, MOST_BYTES, follow=True)
     lists = {str(name): each for name, each in content.items()} if isinstance(content, Mapping) else {}
     lengths = {len(each) if isinstance(each, list) else 0 for each in lists.values()}
