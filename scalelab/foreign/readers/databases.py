@@ -56,7 +56,7 @@ def _list_mlflow(connection: sqlite3.Connection, path: pathlib.Path) -> list[tup
     if {"experiment_id", "name"} <= {*columns_of(connection, "experiments")}:
         names = dict(connection.execute("SELECT experiment_id, name FROM experiments").fetchall())
     several = len({row[4] for row in rows}) > 1
-    runs = []
+    runs = list[tuple[str, Reader]]()
     for run, name, status, stage, experiment in rows:
         label = f"{names.get(experiment, experiment)}/{name or run}" if several else str(name or run)
         facts = {"run_name": str(name or run), "experiment": str(names.get(experiment, experiment))}

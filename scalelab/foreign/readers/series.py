@@ -87,7 +87,9 @@ def read_clearml(folder: pathlib.Path) -> ForeignRun:
         raise BadInput(f"{str(folder)!r} is not a session of ClearML's offline mode: {error!r}") from None
     if not series:
         raise BadInput(f"{str(folder)!r} holds no scalar: nothing was reported with report_scalar")
-    columns = merge_lines((name, *map(list, zip(*pairs, strict=True))) for name, pairs in series.items())
+    columns = merge_lines(
+        (name, [step for step, _ in pairs], [value for _, value in pairs]) for name, pairs in series.items()
+    )
     name = str(task.get("name") or folder.name)
     return ForeignRun(name, "ClearML's offline session", [log, task_path], columns, config | {"run_name": name},
                       state=task.get("status") if isinstance(task.get("status"), str) else None)  # fmt: skip
@@ -119,7 +121,7 @@ def spread_long(
         return None
     run = next((name for name in texts if names_run(name) or plain_name(name) == "runhash"), None)  # Aim's
     labels = [str(each or "") for each in texts[run]] if run else [""] * len(texts[pair[0]])
-    rows = np.flatnonzero(columns[pair[1]].present & columns[step].present)
+    rows = np.flatnonzero(columns[pair[1]].present & columns[step].present).tolist()
     keys = [(labels[row], float(columns[step].values[row])) for row in rows]
     order = {label: place for place, label in enumerate(dict.fromkeys(labels))}
     places = {key: place for place, key in enumerate(sorted({*keys}, key=lambda key: (order[key[0]], key[1])))}
