@@ -3,7 +3,8 @@
 Compare logits with transformers' in every family of models, both ways, from the answers that tests/hf/oracle/make.py
 asked of it: the examples that are written here (`out`), and models that transformers drew and saved (`in`). Every
 parameter of both is perturbed, gains and biases too. Prints the largest difference by family, in fp32, and the largest
-logit. A minute on two CPU cores.
+logit; then how far ours in fp32, and theirs in fp32, are from theirs in float64: what rounding alone does to each. A
+minute on two CPU cores.
 
     python -m checks.numerics.families
 """
@@ -21,36 +22,45 @@ from scalelab.cli.parser import emit_json
 from scalelab.hf import FORMATS, read
 from scalelab.hf.write import find_format
 from tests.hf import examples
-from tests.hf.oracle.make import HERE
+from tests.hf.oracle.make import EXACT_UNIT, HERE
+
+COLUMNS = ("out", "in", "ours_from_float64", "theirs_from_float64")
 
 
 def measure_families() -> list[dict]:
     """A row for each family: the largest differences and the largest logit of its models."""
-    answers = np.load(HERE / "answers.npz")
+    answers, exact = np.load(HERE / "answers.npz"), np.load(HERE / "exact.npz")
     tokens, differences = jnp.asarray(answers["tokens"]), {}
 
-    def compare(family: str, way: str, shape: object, params: object, theirs: np.ndarray) -> None:
-        ours = np.asarray(examples.logits(shape, params, tokens))
+    def compare(family: str, way: str, shape: object, params: object, name: str) -> None:
+        ours, theirs = np.asarray(examples.logits(shape, params, tokens), float), answers[name].astype(float)
+        rounded = exact[name] * EXACT_UNIT  # float64's logits less those of fp32
         differences.setdefault(family, {}).setdefault(way, []).append(
-            (np.abs(ours - theirs).max(), np.abs(theirs).max())
+            [np.abs(each).max() for each in (ours - theirs, ours - theirs - rounded, rounded, theirs)]
         )
 
     for name in examples.MODELS:
         shape = examples.shape(name)
-        compare(find_format(shape, examples.family(name)).name, "out", shape, examples.params(shape), answers[name])
+        compare(find_format(shape, examples.family(name)).name, "out", shape, examples.params(shape), name)
     for folder in sorted(HERE.glob("their_*")):
         source = read.examine_folder(folder)
         shape = config_lib.static(source.config).model
-        compare(source.form.name, "in", shape, read.load_params(source), answers[folder.name])
+        compare(source.form.name, "in", shape, read.load_params(source), folder.name)
     return [_make_row(family, differences[family]) for family in FORMATS if family in differences]
 
 
-def _make_row(family: str, ways: dict[str, list[tuple[float, float]]]) -> dict:
+def _make_row(family: str, ways: dict[str, list[list[float]]]) -> dict:
     row: dict = {"family": family}
     for way in ("out", "in"):
         pairs = ways.get(way, [])
-        row |= {way: float(f"{max(d for d, _ in pairs):.1e}") if pairs else None, f"models_{way}": len(pairs)}
-    return row | {"largest_logit": round(float(max(size for pairs in ways.values() for _, size in pairs)), 1)}
+        row |= {way: _largest(pairs, 0), f"models_{way}": len(pairs)}
+    every = [each for pairs in ways.values() for each in pairs]
+    row |= {"ours_from_float64": _largest(every, 1), "theirs_from_float64": _largest(every, 2)}
+    return row | {"largest_logit": round(float(max(each[3] for each in every)), 1)}
+
+
+def _largest(rows: list[list[float]], place: int) -> float | None:
+    return float(f"{max(row[place] for row in rows):.1e}") if rows else None
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +74,7 @@ def _main(argv: list[str]) -> int:
     for row in rows:
         cells = [
             row["family"],
-            *(f"{row[way]:.1e}" if row[way] else "-" for way in ("out", "in")),
+            *(f"{row[key]:.1e}" if row[key] else "-" for key in COLUMNS),
             row["largest_logit"],
         ]
         print("| " + " | ".join(map(str, cells)) + " |")

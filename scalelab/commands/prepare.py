@@ -161,7 +161,7 @@ def _show(result: dict[str, Any]) -> None:
         cells.append([part["name"], *(f"{n:,}" for n in counts), f"{part['bytes_per_token']:.3f}", f"{left_out:,}"])
     print_table(("part", "documents", "tokens", "validation", "bytes a token", "left out"), cells)
     for part in result["parts"]:
-        lines = [*_split_lines(part), *_copy_lines(part, bool(result["dedup"]))]
+        lines = [*_split_lines(part), *_copy_lines(part, result["dedup"])]
         print("\n".join(f"{escape_text(part['name'])}: {line}" for line in lines))
     tokenizer = result["tokenizer"]
     status = f"{result['seconds']:.1f} s"
@@ -194,7 +194,7 @@ def _split_lines(part: dict[str, Any]) -> Iterator[str]:
         yield f"whole documents miss that share, so long ones are cut at line ends into pieces of about {size} bytes"
 
 
-def _copy_lines(part: dict[str, Any], dedup: bool) -> Iterator[str]:
+def _copy_lines(part: dict[str, Any], dedup: str) -> Iterator[str]:
     """The copies of a part's documents in words; nothing of a folder from before they were counted."""
     if part["duplicates"] is None:
         return
@@ -202,6 +202,9 @@ def _copy_lines(part: dict[str, Any], dedup: bool) -> Iterator[str]:
     copies = f"{part['duplicates']:,} documents are copies of earlier ones"
     hint = "; --dedup leaves copies out" if part["duplicates"] + part["leaks"] and not dedup else ""
     yield f"{copies}, {part['leaks']:,} validation documents {verb} in the training text{hint}"
+    if part["overlaps"]:
+        near = "" if dedup == "near" else "; --dedup=near leaves out near copies"
+        yield f"{part['overlaps']:,} more validation documents stand there for 80 % or more, counted in n-grams{near}"
     if dedup:
         dropped = f"{part['dropped']:,} copies and {part['near_dropped']:,} near copies are left out"
         yield dropped + f", {part['near_leaks']:,} of them near copies of validation documents"

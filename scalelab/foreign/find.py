@@ -1,6 +1,7 @@
 """Find the runs in a source: a file, one run's folder, or a folder of many; the format by names and first bytes."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +10,26 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.foreign.readers import configs, lines, mlflow, printed, tensorboard, text, trainer, wandb, wire
+from scalelab.foreign.readers import (
+    configs,
+    databases,
+    lines,
+    mlflow,
+    printed,
+    series,
+    tensorboard,
+    text,
+    trainer,
+    wandb,
+    wire,
+)
 from scalelab.foreign.run import ForeignRun, constant_values
 from scalelab.laws.read.groups import SHARED_NAMES, names_run
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import list_folders
 
+MLFLOW_FOLDERS = frozenset(("mlruns", "mlartifacts"))  # their `artifacts` hold files of runs, and no runs
+AIM = pathlib.Path(".aim", "meta")
 MOST_FOLDERS = 50_000
 MOST_DEPTH = 6
 SEARCHED_BYTES = 2**22
@@ -23,8 +38,9 @@ NOT_LOGS = ("requirements.txt", "readme.txt", "license.txt", "output.log", "debu
 PARTS = frozenset(("train", "training", "validation", "val", "eval", "test"))  # folders of one run's event files
 LOG_STEMS = ("metrics", "history", "tracker_metrics", "log", "train", "training", "main", "logs", "metrics_history")
 FORMATS = (
-    "a W&B run folder, .wandb file or export, MLflow's runs, TensorBoard event files, a trainer_state.json, a .csv, "
-    ".tsv, .jsonl (also .gz) or .parquet of steps, or a text log with lines such as `step 10: loss 3.2`"
+    "a W&B run folder, .wandb file or export, MLflow's and Trackio's runs, DVCLive's folder, TensorBoard event files, "
+    "a trainer_state.json, a .csv, .tsv, .jsonl (also .gz) or .parquet of steps, or a text log with lines such as "
+    "`step 10: loss 3.2`"
 )
 
 
@@ -41,10 +57,10 @@ def find_runs(source: pathlib.Path) -> list[Found]:
     if not source.exists():
         raise BadInput(f"no file or folder {str(source)!r}")
     if source.is_file():
-        one = _find_file(source)
-        if one is None:
+        several = list(_find_files(source))
+        if not several:
             raise BadInput(f"{str(source)!r} is not a log of a run; read are {FORMATS}")
-        return [one]
+        return several
     runs = list(_walk(source, source, 0, [0]))
     if not runs:
         raise BadInput(f"{str(source)!r} holds no run of a known format; read are {FORMATS}")
@@ -87,12 +103,12 @@ def _walk(folder: pathlib.Path, root: pathlib.Path, depth: int, seen: list[int])
         return
     prefix = folder.relative_to(root).as_posix() + "/" if folder != root else ""
     for path in files_in(folder):
-        each = _find_file(path)
-        if each is not None:
+        for each in _find_files(path, databases.SUFFIXES):
             yield each._replace(name=prefix + each.name)
     if depth < MOST_DEPTH:
         for name in list_folders(folder)[0]:
-            if not name.startswith("."):
+            is_artifacts = name == "artifacts" and not MLFLOW_FOLDERS.isdisjoint(folder.parts)
+            if not name.startswith(".") and not is_artifacts:
                 yield from _walk(folder / name, root, depth + 1, seen)
 
 
@@ -112,6 +128,14 @@ def _find_folder(folder: pathlib.Path) -> Found | None:
     names = {path.name: path for path in files}
     if mlflow.is_mlflow_run(folder):
         return Found(folder.name, [names[mlflow.META]], lambda: mlflow.read_mlflow_run(folder))
+    if (folder / AIM).is_dir():
+        reason = f"{str(folder)!r} is a repository of Aim, which only Aim reads: write its metrics as CSV there, by \
+`aim.Repo(DIR).query_metrics().dataframe()`"
+        return Found(folder.name, [], functools.partial(_refuse, BadInput(reason)))
+    if (folder / series.DVCLIVE).is_dir():
+        return Found(folder.name, files, lambda: series.read_dvclive(folder))
+    if all(name in names for name in series.CLEARML):
+        return Found(folder.name, files, lambda: series.read_clearml(folder))
     offline = [path for path in files if path.suffix == ".wandb"]
     if len(offline) == 1:
         return Found(folder.name, offline, lambda: wandb.read_wandb_file(offline[0]))
@@ -151,6 +175,27 @@ def _events_of_parts(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for name in below for path in files_in(folder / name) if tensorboard.is_event_file(path)]
 
 
+def _find_files(path: pathlib.Path, suffixes: Sequence[str] = ()) -> Iterator[Found]:
+    """Yield the runs that a file holds: those of a database (of these suffixes, if any), else the one of a log."""
+    runs = None
+    if path.suffix in suffixes or not suffixes:
+        try:
+            runs = databases.list_runs(path)
+        except BadInput as refusal:
+            if not suffixes:
+                raise
+            runs = [(path.stem, functools.partial(_refuse, refusal))]
+    if runs is not None:
+        yield from (Found(name, [path], read) for name, read in runs)
+    elif (one := _find_file(path)) is not None:
+        yield one
+
+
+def _refuse(refusal: BadInput) -> ForeignRun:
+    """Raise when the run is read, so that the other runs of a folder are not lost."""
+    raise refusal
+
+
 def _find_file(path: pathlib.Path) -> Found | None:
     """The run that a file is; None for a file that is not a log."""
     if path.name == trainer.STATE_FILE:
@@ -161,6 +206,8 @@ def _find_file(path: pathlib.Path) -> Found | None:
         return Found(path.parent.resolve().name, [path], lambda: tensorboard.read_events(path.parent, [path]))
     if lines.kind_of(path) and path.name not in NOT_LOGS:
         return Found(lines.name_of(path), [path], lambda: lines.read_lines(path))
+    if path.suffix == ".json" and "history" in path.name.lower():
+        return Found(path.stem, [path], lambda: series.read_history(path))
     if path.suffix in TEXT_SUFFIXES and path.name.lower() not in NOT_LOGS and (reader := _find_text_reader(path)):
         return Found(path.stem, [path], lambda: reader(path))
     return None

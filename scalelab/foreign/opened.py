@@ -17,7 +17,19 @@ from typing import Any
 from scalelab.errors import BadInput
 from scalelab.foreign import convert, find, names, questions, run, size, weights, write
 from scalelab.foreign.cache import cache_limit, mark_used, prune_cache
-from scalelab.foreign.readers import configs, lines, tensorboard, text, trainer, wandb, wire
+from scalelab.foreign.readers import (
+    configs,
+    databases,
+    lines,
+    mlflow,
+    printed,
+    series,
+    tensorboard,
+    text,
+    trainer,
+    wandb,
+    wire,
+)
 from scalelab.foreign.write import Imported
 from scalelab.record import listing, records
 from scalelab.stores.urls import cache_root
@@ -30,11 +42,15 @@ Report = Callable[[str, int, int], None]  # called with a run's name, its number
 CODE = (
     configs,
     convert,
+    databases,
     find,
     lines,
+    mlflow,
     names,
+    printed,
     questions,
     run,
+    series,
     size,
     tensorboard,
     text,

@@ -58,6 +58,7 @@ def import_source(
     found = find_runs(source)
     done = Imported(place, [], [], [], [])
     taken: set[str] = set()
+    digests: dict[tuple[pathlib.Path, ...], str] = {}  # one database may hold a thousand runs
     first_refusal: BadInput | None = None
     for number, each in enumerate(found, 1):
         report(each.name, number, len(found))
@@ -67,7 +68,8 @@ def import_source(
             first_refusal = first_refusal or refusal
             done.left_out.append(str(refusal))
             continue
-        digest = _hash_files(runs[0].files)
+        files = tuple(runs[0].files)
+        digest = digests.get(files) or digests.setdefault(files, _hash_files(files))
         several = len(found) > 1 or len(runs) > 1
         for run in runs:
             folder = place / "runs" / _folder_name(run.name, taken) if several else place

@@ -60,6 +60,8 @@ MODELS = {
     "stablelm": (base.llama(32, 2, 4), {"norm": "layernorm", "qkv_bias": True, "n_kv_heads": 2}, 0),
     "stablelm_parallel": (base.llama(24, 2, 3), {"norm": "layernorm", "block": "parallel", "tied_head": True}, 0),
     "stablelm_partial": (base.llama(32, 2, 4), {"norm": "layernorm", "rope_share": 0.25, "rope_theta": 100.0}, 0),
+    "gemma": (base.llama(32, 2, 4), {"mlp": "geglu", "n_kv_heads": 1, "d_head": 10, "tied_head": True}, 0),
+    "gemma_untied_mup": (base.llama(32, 2, 4), {"mlp": "geglu", "rope_theta": 100.0}, 12),
     "gemma2": (base.llama(32, 4, 4), GEMMA | {"attention_softcap": 2.0, "logit_softcap": 6.0, "tied_head": True}, 0),
     "gemma2_untied_mup": (
         base.llama(32, 3, 4),

@@ -26,7 +26,7 @@ LLAMA, GPT2 = HERE / "their_llama", HERE / "their_gpt2"
 MIXTRAL, OLMOE, DEEPSEEK = HERE / "their_mixtral", HERE / "their_olmoe", HERE / "their_deepseek_v3"
 FAMILIES = [
     *(("qwen2", 27), ("qwen3", 24), ("olmo2", 25), ("olmo3", 58), ("smollm3", 67), ("phi3", 14), ("stablelm", 28)),
-    *(("granite", 34), ("mistral", 21), ("gemma2", 46), ("gemma3_text", 54), ("stablelm_partial", 26)),
+    *(("granite", 34), ("mistral", 21), ("gemma", 20), ("gemma2", 46), ("gemma3_text", 54), ("stablelm_partial", 26)),
 ]  # name, tensors
 
 

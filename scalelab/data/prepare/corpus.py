@@ -108,7 +108,7 @@ def _fill_folder(
             break
         cuts = cuts | smaller
         begin_again(job, work, cuts, smaller, is_trained=given is None)
-    counts = screen.screen_documents(job, work, request.dedup)
+    counts = screen.screen_documents(job, work, request.dedup, request.workers, stop)
     index, planned = plan_index(job, parts, work, request, counts, trip)
     _write_shards(job, planned, request.workers, progress, stop)
     finish_index(job, index)

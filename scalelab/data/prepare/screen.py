@@ -1,7 +1,8 @@
 """Count documents that occur again, and validation documents that stand in training; leave copies out on request.
 
 Equal documents are found by 64 bits of a hash (of ten million documents two different ones are equal by chance with a
-probability of 3e-6), near copies by MinHash. Memory: 8 bytes a document, with near copies about 2 kB.
+probability of 3e-6), near copies by MinHash; overlaps, validation documents most of whose n-grams stand in the training
+text, are counted always. Memory: 8 bytes a document, with near copies about 2 kB.
 """
 
 import hashlib
@@ -9,19 +10,21 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab.data.prepare import near, specs
+from scalelab.data.prepare.pool import run_tasks
 from scalelab.data.prepare.units import DOCUMENT_DTYPE, SCREENED, SPLITS, PrepareJob, load_job_tokenizer, read_record
 from scalelab.data.tokenizers import chat
 from scalelab.record import records
 from scalelab.record.jsonfiles import WHOLE
 from scalelab.untrusted.files import open_file
 
-COUNTS = ("duplicates", "leaks", "dropped", "near_dropped", "near_leaks")
+COUNTS = ("duplicates", "leaks", "overlaps", "dropped", "near_dropped", "near_leaks")
+FEW_TOKENS = 2**24  # of training, that one process searches before others have started
 SCREENED_SCHEMA = {"*": {"*": WHOLE}}
 
 
@@ -35,12 +38,17 @@ class Stretch(NamedTuple):
 
 
 def screen_documents(
-    job: PrepareJob, work: Mapping[str, Sequence[specs.WorkUnit]], dedup: str
+    job: PrepareJob,
+    work: Mapping[str, Sequence[specs.WorkUnit]],
+    dedup: str,
+    workers: int = 1,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, dict[str, int]]:
     """Count copies by part (COUNTS), and remove those that `dedup` ("", exact, near) leaves out from the units.
 
     A copy is a document that occurred before in its split, in any part; a leak is a validation document that stands in
-    the training text. Of copies in both splits the training one is left out; no document of a `--val-source` is.
+    the training text; an overlap is one that does so for the most part (`near`). Of copies in both splits the training
+    one is left out; no document of a `--val-source` is.
     """
     path = job.units / SCREENED
     if path.is_file():
@@ -61,12 +69,14 @@ def screen_documents(
     matched_val = np.zeros(len(hashes["train"]), bool)
     if dedup == "near":
         matched_val = _leave_out_near(job, stretches, keep)
+    overlapping = _find_overlaps(job, stretches, keep["train"] if dedup else None, workers, stop) & ~leaked
     for split in SPLITS:
         for each in stretches[split]:
             part, here = counts[_part_key(each.unit)], slice(each.start, each.stop)
             part["duplicates"] += int(np.sum(~firsts[split][here]))
             if split == "val":
                 part["leaks"] += int(np.sum(leaked[here]))
+                part["overlaps"] += int(np.sum(overlapping[here]))
             else:
                 part["near_leaks"] += int(np.sum(matched_val[here]))
             if dedup:
@@ -145,6 +155,47 @@ def _leave_out_near(
                 keep[split][number] = False
                 matched_val[number] |= split == "train" and earlier < n_val
     return matched_val
+
+
+def _find_overlaps(
+    job: PrepareJob,
+    stretches: Mapping[str, Sequence[Stretch]],
+    keep: np.ndarray | None,
+    workers: int,
+    stop: Callable[[], bool],
+) -> np.ndarray:
+    """Whether each validation document stands in the training text for the most part; `keep`: what stays of that."""
+    dtype, n_val = job.dtype(load_job_tokenizer(job)), stretches["val"][-1].stop if stretches["val"] else 0
+
+    def size(split: str) -> int:
+        places = (job.units / each.unit.name / f"{split}.tokens" for each in stretches[split])
+        return sum(place.stat().st_size for place in places) // dtype.itemsize
+
+    texts = (
+        (np.fromfile(job.units / each.unit.name / "val.tokens", dtype),
+         np.fromfile(job.units / each.unit.name / "val.offsets", "<i8"))
+        for each in stretches["val"]
+    )  # fmt: skip
+    sought = near.choose_ngrams(texts, size("val"), job.tokenizer["kind"] == "bytes")
+    seen = np.zeros(len(sought.hashes), bool)
+    tasks = [
+        (job.units / each.unit.name, dtype, None if keep is None else keep[each.start : each.stop])
+        for each in stretches["train"]
+    ]
+    n_workers = 1 if size("train") < FEW_TOKENS else min(workers, len(tasks))
+    if len(seen):
+        for _, found in run_tasks(_search_unit, tasks, near.make_table, sought, n_workers, stop):
+            seen |= found
+    return sought.covered(seen, n_val)
+
+
+def _search_unit(task: tuple[pathlib.Path, np.dtype, np.ndarray | None], state: Any) -> np.ndarray:
+    """Which n-grams stand in a unit's training text, without the documents that are left out."""
+    unit, dtype, keep = task
+    tokens = np.fromfile(unit / "train.tokens", dtype)
+    if keep is not None and not keep.all():
+        tokens = tokens[np.repeat(keep, np.diff(np.fromfile(unit / "train.offsets", "<i8")))]
+    return near.find_ngrams([tokens], state)
 
 
 def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], keep: Mapping[str, np.ndarray]) -> None:

@@ -45,8 +45,7 @@ def _expand(pattern: str) -> list[str]:
                 f"--source={pattern} is a folder; did you mean {pattern.rstrip('/')}/{_usual_glob(expanded)}?"
             )
         return [os.path.realpath(path) for path in saved]
-    matches = [expanded] if os.path.isfile(expanded) else glob.glob(expanded, recursive=True)
-    files = [os.path.realpath(path) for path in matches if os.path.isfile(path)]
+    files = [os.path.realpath(path) for path in match_files(expanded)]
     if not files:
         parent = pathlib.Path(expanded).parent
         beside = [path.name for path in parent.iterdir()] if parent.is_dir() else []
@@ -54,6 +53,20 @@ def _expand(pattern: str) -> list[str]:
             f"--source={pattern} matches no file{nearest_hint(os.path.basename(expanded), beside) if beside else ''}"
         )
     return files
+
+
+def match_files(pattern: str) -> list[str]:
+    """The files of a name or a glob; not those that it reaches by a link to a folder above the link."""
+    matches = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    return [path for path in matches if os.path.isfile(path) and not _goes_back(path)]
+
+
+def _goes_back(path: str) -> bool:
+    """Whether a folder of a path is a link to one that holds it: below it everything would be found again."""
+    for folder in pathlib.Path(os.path.abspath(path)).parents:
+        if folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve()):
+            return True
+    return False
 
 
 def _usual_glob(folder: str) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import glob
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import numpy as np
 from scalelab.data.read import delimited, foreign
 from scalelab.data.read.files import PACKED_ENDINGS, PACKED_TARS
 from scalelab.data.sources import language
+from scalelab.data.sources.paths import match_files
 from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.untrusted.files import open_file
 from scalelab.user_code import user_function, with_short_errors
@@ -129,10 +129,7 @@ def _expand(pattern: str) -> list[pathlib.Path]:
     expanded = pathlib.Path(os.path.expanduser(pattern))
     if expanded.is_dir():
         raise BadInput(f"data.path={pattern!r} is a folder; did you mean {pattern.rstrip('/')}/**/*.txt?")
-    if expanded.is_file():
-        return [expanded.resolve()]
-    matches = [pathlib.Path(p) for p in glob.glob(str(expanded), recursive=True)]
-    files = [p.resolve() for p in matches if p.is_file()]
+    files = [pathlib.Path(path).resolve() for path in match_files(str(expanded))]
     if not files:
         beside = [p.name for p in expanded.parent.iterdir()] if expanded.parent.is_dir() else []
         raise BadInput(f"data.path={pattern!r} matches no file{nearest_hint(expanded.name, beside) if beside else ''}")

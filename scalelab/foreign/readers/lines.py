@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
+from scalelab.foreign.names import LOG_NAMES
+from scalelab.foreign.readers.series import spread_long
 from scalelab.foreign.run import (
     Column,
     ForeignRun,
@@ -23,6 +25,7 @@ from scalelab.foreign.run import (
     config_values,
     flatten_values,
 )
+from scalelab.laws.read.columns import plain_name
 from scalelab.laws.read.readers import parse_row, read_raw_rows
 from scalelab.untrusted.files import read_bytes
 
@@ -30,6 +33,7 @@ MOST_LOG_BYTES = 2**30
 MOST_COLUMNS = 2000
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 PACKED = ".gz"
+STEPS = [*map(plain_name, LOG_NAMES["step"].split()), "epoch"]
 ONCE = ("config", "hparams", "hyperparameters", "args", "summary")  # keys of objects that a log holds once
 
 
@@ -50,8 +54,11 @@ def read_lines(path: pathlib.Path) -> ForeignRun:
         columns, texts, config, notes = _read_json_lines(path)
         form = "JSON lines"
     else:
-        (columns, texts), config, notes = columns_of_rows(read_raw_rows(path)), {}, ()
+        (columns, texts), config, notes = columns_of_rows(read_raw_rows(path)), dict[str, Any](), tuple[str, ...]()
         form = kind_of(path)[1:].upper() if path.suffix != ".parquet" else "parquet"
+    if (wide := spread_long(columns, texts, STEPS)) is not None:
+        columns, texts, note = wide
+        notes = (*notes, note)
     if not columns:
         raise BadInput(f"{str(path)!r} has no column of numbers")
     return ForeignRun(name_of(path), form, [path], columns, config, texts, notes=notes)
@@ -62,7 +69,7 @@ def _read_json_lines(
 ) -> tuple[dict[str, Column], dict[str, list[Any]], dict[str, Any], tuple[str, ...]]:
     """(columns, texts, config, notes) of a file of objects: by pyarrow, or line by line where it is not strict JSON."""
     data = _read_log(path)
-    if not data.strip():
+    if not data or data.isspace():
         raise BadInput(f"{str(path)!r} is empty")
     fast = _read_by_arrow(data)
     if fast is not None:

@@ -24,8 +24,10 @@ def is_mlflow_run(folder: pathlib.Path) -> bool:
 
 
 def read_mlflow_run(folder: pathlib.Path) -> ForeignRun:
-    """Read a run's folder. BadInput for a metric that is not lines of (time, value, step), or none."""
+    """Read a run's folder. BadInput for one that was deleted there, or has no metric that can be read."""
     meta = read_config_file(folder / META)
+    if meta.get("lifecycle_stage") == "deleted":
+        raise BadInput(f"{str(folder)!r} was deleted in MLflow: it is not read")
     metrics = {name: _read_metric(path) for name, path in _files_below(folder / METRICS)}
     if not metrics:
         raise BadInput(f"{str(folder)!r} holds no metric: nothing was logged with mlflow.log_metric")
@@ -36,7 +38,7 @@ def read_mlflow_run(folder: pathlib.Path) -> ForeignRun:
         every, present = np.full(len(steps), np.nan), np.zeros(len(steps), bool)
         every[place], present[place] = values, True  # a step that was logged again: its last value counts
         columns[name] = Column(every, present)
-    config = config_values({name: _plain_value(path) for name, path in _files_below(folder / PARAMS)})
+    config = config_values({name: plain_value(_read_parameter(path)) for name, path in _files_below(folder / PARAMS)})
     name = str(meta.get("run_name") or meta.get("run_id") or folder.name)
     config["run_name"] = name
     status = meta.get("status")
@@ -72,9 +74,13 @@ def _read_metric(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         raise BadInput(f"{str(path)!r} is not lines of (time, value, step), as MLflow writes metrics") from None
 
 
-def _plain_value(path: pathlib.Path) -> Any:
+def _read_parameter(path: pathlib.Path) -> str:
+    return read_bytes(path, MOST_VALUE_BYTES).decode(errors="replace")
+
+
+def plain_value(text: str) -> Any:
     """The value of a parameter, which MLflow keeps as text: a number where it reads as one."""
-    text = read_bytes(path, MOST_VALUE_BYTES).decode(errors="replace").strip()
+    text = text.strip()
     for kind in (int, float):
         try:
             return kind(text)

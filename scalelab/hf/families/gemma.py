@@ -1,4 +1,5 @@
-"""Gemma 2 (2024): norms around branches, capped logits; Gemma 3 (2025): norms on heads, a theta for local layers.
+"""Gemma (2024): a Llama with geglu; Gemma 2 (2024): norms around branches, capped logits; Gemma 3 (2025): norms on
+heads, a theta for local layers.
 
 Their gains are 1 + w, and their code multiplies embeddings by sqrt(d_model): here both are part of the weights, so that
 a tied model is one with model.logit_scale=rsqrt_width.
@@ -19,6 +20,7 @@ from scalelab.hf.families.llama import (
     LAYER,
     LLAMA,
     MLP,
+    NORMS_AND_HEAD,
     OURS,
     QK_NORMS,
     weights,
@@ -170,4 +172,36 @@ GEMMA3 = dataclasses.replace(
     ),
     read=_read_gemma3,
     also=(*GEMMA2.also, "rope_theta", LOCAL_THETA, PATTERN),
+)
+
+
+TANH, ACTIVATIONS = "gelu_pytorch_tanh", ("hidden_act", "hidden_activation")
+
+
+def _read_gemma1(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The first release says `gelu` and means its approximation by tanh, as transformers reads it, too."""
+    for name in ACTIVATIONS:
+        if (value := content.get(name)) not in (None, TANH) and (name, value) != ("hidden_act", "gelu"):
+            raise BadInput(f"{name}={repr(value)[:40]}: only {TANH!r} can be read from gemma")
+    return options.rope_from_hf(content, values["seq_len"]) | _read_tied(values)
+
+
+GEMMA = dataclasses.replace(
+    LLAMA,
+    name="gemma",
+    architecture="GemmaForCausalLM",
+    keys=KEYS_WITHOUT_BIAS,
+    absent={key: value for key, value in LLAMA.absent.items() if key != "hidden_act"}
+    | {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+    ours={key: value for key, value in OURS.items() if key != "logit_scale"}
+    | {"bias": False, "mlp": "geglu", "window": 0},
+    theirs={"attention_bias": False},
+    limits=options.rope_constraints,
+    tensors=_by_one((EMBEDDING, *weights(ATTENTION | MLP), *NORMS_AND_HEAD)),
+    told=(*options.ROPE_KEYS, "logit_scale"),
+    write=lambda shape: options.rope_to_hf(shape) | {"hidden_act": TANH},
+    read=_read_gemma1,
+    extra={"pad_token_id": None},
+    also=ACTIVATIONS,
+    implied=_implied,
 )

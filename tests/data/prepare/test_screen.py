@@ -119,6 +119,51 @@ def test_near_copies_are_those_of_a_jaccard_similarity_of_eight_tenths(tmp_path)
     assert stored(tmp_path / "out")["held"][1] == near[:2]
 
 
+def grams(content, length=50):
+    content = content.encode()
+    return [content[i : i + length] for i in range(len(content) - length + 1)]
+
+
+@pytest.mark.parametrize("dedup", ["", "exact"])
+def test_validation_documents_that_overlap_with_training_are_counted_by_their_ngrams(tmp_path, monkeypatch, dedup):
+    train = corpora.texts(150, seed=7)
+    rest = [text for text in train[:30] if len(text) > 120]
+    start = [text[: len(text) * share // 10] for share in range(2, 10) for text in rest[:3]]  # of several shares
+    held = [rest[3], *start, *(text.replace(" the ", " a ", 1) for text in rest[4:9]), *corpora.texts(20, seed=8)]
+    held = [each + f" {number} times" * (number % 3) for number, each in enumerate(held[1:])] + held[:1]
+    stream = "".join(text + "\0" for text in train if not (dedup and text == rest[3]))
+    there = {*grams(stream)}
+    shares = [sum(each in there for each in grams(f"{text}\0")) / max(1, len(grams(f"{text}\0"))) for text in held]
+    judged = [len(grams(f"{text}\0")) >= 8 for text in held]
+    expected = sum(s >= 0.8 and j and text not in train for s, j, text in zip(shares, judged, held, strict=True))
+    assert 5 < expected < len(held) - 5  # some do, some don't
+    monkeypatch.setattr(specs, "UNIT_BYTES", (1500, 1500))
+    web = corpora.write(tmp_path / "web.jsonl", corpora.json_lines(train))
+    mine = corpora.write(tmp_path / "held.jsonl", corpora.json_lines(held))
+    parts = prepare(tmp_path / "out", web, val_sources=[mine], dedup=dedup)
+    assert (parts["held"]["overlaps"], parts["held"]["leaks"], parts["web"]["overlaps"]) == (expected, 1, 0)
+
+
+def test_a_sample_of_ngrams_is_looked_for_across_blocks(monkeypatch):
+    import numpy as np
+
+    from scalelab.data.prepare import near
+
+    rng = np.random.default_rng(0)
+    train, offsets = rng.integers(0, 30_000, 60_000).astype(np.uint16), np.arange(0, 8001, 400)
+    val = rng.integers(0, 30_000, 8000).astype(np.uint16)
+    for number in range(10):  # half of the documents stand in training, the last fifth of some changed
+        val[400 * number : 400 * number + 400 - 40 * (number % 2)] = train[997 + 5000 * number :][
+            : 400 - 40 * (number % 2)
+        ]
+    monkeypatch.setattr(near, "MOST_NGRAMS", 2048)
+    monkeypatch.setattr(near, "BLOCK", 1000)
+    sought = near.choose_ngrams(iter([(val, offsets)]), len(val), False)
+    assert 500 < len(sought.hashes) < 4096
+    seen = near.find_ngrams([train], near.make_table(sought))
+    assert sought.covered(seen, 20).tolist() == [True] * 10 + [False] * 10
+
+
 def test_near_without_its_library_is_refused_before_any_work(tmp_path, sources, monkeypatch):
     from scalelab.data.prepare import near
 

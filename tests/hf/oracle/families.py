@@ -33,6 +33,9 @@ def configs(t):
             rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0},
         ),
         "stablelm_partial": t.StableLmConfig(**SMALL | {"hidden_size": 32}, rope_theta=1e3, layer_norm_eps=1e-4),
+        "gemma": t.GemmaConfig(
+            **SMALL | {"num_key_value_heads": 1}, pad_token_id=None, head_dim=8, rope_theta=1e3, hidden_act="gelu",
+        ),
         "gemma2": t.Gemma2Config(
             **SMALL | gemma, attn_logit_softcapping=2.0, final_logit_softcapping=6.0, rope_theta=1e3,
         ),

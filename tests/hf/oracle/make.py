@@ -9,6 +9,7 @@ The first writes every model of tests/hf/examples.py. The second loads them, and
 about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`, …: models that
 transformers drew and saved. What is there already and not in the folder stays: `write exported deepseek` writes the
 examples whose names begin so, and `ask` then asks about these and about models of its own that are not there.
+`ask_exact exported` asks for float64's answers to all of them: `exact.npz` has their differences from fp32's.
 `write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
 `tokenizers.json`.
 """
@@ -21,6 +22,7 @@ import sys
 import numpy as np
 
 HERE = pathlib.Path(__file__).parent
+EXACT_UNIT = 2.0**-20  # of the differences in exact.npz, which are stored in float16
 
 
 def digest(tensors):
@@ -86,6 +88,31 @@ def ask(folder):
     texts = before.get("texts", {}) | _continue_texts(torch, transformers, folder / "texts")
     content = {"versions": before["versions"], "exported": asked, "texts": texts}
     (HERE / "answers.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def ask_exact(folder):
+    """Their side in float64: transformers casts to fp32 in many places, which here means float64, too."""
+    import torch
+    import transformers
+
+    answers = np.load(HERE / "answers.npz")
+    tokens = torch.tensor(answers["tokens"], dtype=torch.long)
+    paths = [folder / name if (folder / name).exists() else HERE / name for name in answers.files if name != "tokens"]
+    options = {"dtype": torch.float32, "experts_implementation": "eager"}
+    models = {path.name: transformers.AutoModelForCausalLM.from_pretrained(path, **options) for path in paths}
+    torch.set_default_dtype(torch.float64)
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    exact = {}
+    for name, model in models.items():
+        model.config.dtype = torch.float64
+        again = type(model)(model.config).double().eval()  # its frequencies are computed in float64
+        again.load_state_dict({key: value.double() for key, value in model.state_dict().items()})
+        with torch.no_grad():
+            logits = again(tokens).logits.numpy()
+        assert logits.dtype == np.float64
+        exact[name] = ((logits - answers[name]) / EXACT_UNIT).astype(np.float16)
+    np.savez_compressed(HERE / "exact.npz", **exact)
 
 
 def _continue_texts(torch, transformers, folder):
@@ -225,5 +252,11 @@ def _own_models(torch, transformers):
 
 
 if __name__ == "__main__":
-    steps = {"write": write, "ask": ask, "write_tokenizers": write_tokenizers, "ask_tokenizers": ask_tokenizers}
+    steps = {
+        "write": write,
+        "ask": ask,
+        "ask_exact": ask_exact,
+        "write_tokenizers": write_tokenizers,
+        "ask_tokenizers": ask_tokenizers,
+    }
     steps[sys.argv[1]](pathlib.Path(sys.argv[2]), *sys.argv[3:])
