@@ -27,7 +27,10 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.study import write_once
 
-HALVES = ("open", "sealed", "third/open", "third/sealed", "fourth/open", "fourth/sealed", "experts")
+HALVES = (
+    *("open", "sealed", "third/open", "third/sealed", "fourth/open", "fourth/sealed"),
+    *("fifth/open", "fifth/sealed", "experts"),
+)
 FOLDER_ALONE = "_folder"  # in the names of what was judged without --live
 NAMED_SHARE, ALARM_SHARE = 32 / 40, 3 / 60
 FAULT_COLUMNS = ("fault", "line", "size", "loss", "harm", "first finding", "place", "wrong knobs")
