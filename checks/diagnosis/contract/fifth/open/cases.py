@@ -31,7 +31,7 @@ CODE = (
                 "jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))",
                 "jax.nn.softmax(logits, axis=-2)",
             ),
-            Edit("model/attention/plain.py", " / jnp.sum(weights, axis=-1, keepdims=True)\n", "\n"),
+            Edit("model/attention/plain.py", " / jnp.sum(weights, axis=-1, keepdims=True)\n", "  # normalized above\n"),
         ),
         harm="?",
     ),
