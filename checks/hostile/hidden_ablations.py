@@ -1,11 +1,11 @@
 """Score `scalelab ablate TABLE` on kinds of studies that were written without its rules being read.
 
-    python -m checks.statistics.hidden_ablations [--studies=20] [--only="null; blocks by width"] [--workdir=DIR]
+    python -m checks.hostile.hidden_ablations [--studies=20] [--only="null; blocks by width"] [--workdir=DIR]
 
 Fourteen kinds; the true m is known at the largest rung, where the verdict is given, and at four times its budget. Each
 study is a CSV as users have them, judged by `api.judge_table`. Written into `checks/results` when all kinds are run.
 
-    python -m checks.statistics.hidden_ablations --studies=1 --workdir=runs/hidden
+    python -m checks.hostile.hidden_ablations --studies=1 --workdir=runs/hidden
 """
 
 import math
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from checks.hostile.hidden_studies import BEYOND, KINDS, draw_study, write_table
 from checks.shared import RESULTS, command_line, result_header
-from checks.statistics.hidden_studies import BEYOND, KINDS, draw_study, write_table
 from scalelab import api
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import folder_path, print_status
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = command_line("statistics.hidden_ablations", __doc__)
+    parser = command_line("hostile.hidden_ablations", __doc__)
     parser.add_argument("--studies", type=int, default=20, help="studies of each kind")
     parser.add_argument("--only", default="", help="kinds, separated by semicolons")
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/hidden"), help="for the tables")
@@ -133,7 +133,7 @@ def _main(argv: Sequence[str]) -> int:
         studies += [judge_study(name, number, options.workdir) for number in range(options.studies)]
         rows.append(count_studies(name, studies[-options.studies :]))
         print_status(f"{name}: {rows[-1]['last']}")
-    result = result_header("statistics.hidden_ablations", argv) | {"rows": rows, "studies": studies}
+    result = result_header("hostile.hidden_ablations", argv) | {"rows": rows, "studies": studies}
     place = RESULTS if not asked and options.studies >= 20 else options.workdir
     return publish_result(place, "hidden_ablations", result, format_page(result), options.json)
 
