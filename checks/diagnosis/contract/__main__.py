@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("diagnosis.contract", __doc__)
-    parser.add_argument("--half", choices=HALVES, default="open", help="which cases")
+    parser.add_argument("--half", choices=HALVES, default="open", metavar="HALF", help=f"cases: {', '.join(HALVES)}")
     parser.add_argument("--only", default="", help="cases by name, separated by semicolons")
     parser.add_argument("--line", choices=(*LINES, HEALTHY), help="cases of this line alone")
     parser.add_argument("--sizes", type=int, choices=(1, 2), default=2, help="1: the smaller size alone")
