@@ -217,17 +217,17 @@ STATE = (
 
 SETTINGS = (
     _fault(
-        "the warm-up of a long run",
+        "a power law for a token",
         "settings",
-        "2,000 steps of warm-up, taken from a large run's config, in a run of 160: the LR ends at 8 % of its peak",
+        "the power schedule's scale, 4.6 a sequence, was divided by a sequence's tokens: the LR is 1 to 10 % of its peak",
         Answer(
-            ("lr too low", "warm", "schedule", "lr "),
-            ("warmup_steps",),
-            ("clip_norm", "init_std", "weight_decay", "z_loss", "precision.name"),
+            ("lr too low", "schedule", "lr "),
+            ("power_scale", "schedule"),
+            ("peak_lr", "clip_norm", "init_std", "weight_decay", "z_loss", "precision.name"),
         ),
         501,
-        changes={"schedule.warmup_steps": 2000},
-        without={"schedule.warmup_steps": 10},
+        changes={"schedule.name": "power", "schedule.power_scale": 4.6 / 512},
+        without={"schedule.power_scale": 4.6},
         harm="?",
     ),
     _fault(

@@ -180,7 +180,7 @@ def _odd(name: str, about: str, changes: Mapping[str, Any], seed: int, **more: A
 
 
 HEALTHY_RUNS = (
-    _odd("sophia", "Sophia at a rate of its own", {"optim.name": "sophia", "optim.peak_lr": 5e-3}, 651),
+    _odd("sophia", "Sophia at a rate of its own", {"optim.name": "sophia_g", "optim.peak_lr": 5e-3}, 651),
     _odd(
         "a power of the tokens",
         "the power schedule: from 2e-2 on the LR falls with the root of the tokens, then it decays",
