@@ -219,7 +219,7 @@ SETTINGS = (
     _fault(
         "a power law for a token",
         "settings",
-        "the power schedule's scale, 4.6 a sequence, was divided by a sequence's tokens: the LR is 1 to 10 % of its peak",
+        "the power schedule's 4.6 a sequence was divided by 512 tokens: the LR is 2 to 9 % of its peak",
         Answer(
             ("lr too low", "schedule", "lr "),
             ("power_scale", "schedule"),
