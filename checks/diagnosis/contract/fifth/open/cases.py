@@ -48,7 +48,7 @@ CODE = (
                 "    logits_TV = jax.nn.softmax(softcap_logits(logits_TV, softcap), axis=-1)\n",
             ),
         ),
-        harm="?",
+        harm="2.697: the loss has another floor",
     ),
     _fault(
         "normalized over the batch",
@@ -58,7 +58,7 @@ CODE = (
         503,
         changes={"model.block": "mine:over_batch"},
         without={"model.block": "sequential"},
-        harm="?",
+        harm="-0.064",
     ),
     _fault(
         "a base wavelength of a hundred",
@@ -211,7 +211,7 @@ STATE = (
         501,
         changes={"optim.name": "mine:four_to_an_update", **_OWN_ADAM},
         without={"optim.name": "adamw"},
-        harm="?",
+        harm="0.334",
     ),
 )
 
@@ -228,7 +228,7 @@ SETTINGS = (
         501,
         changes={"schedule.name": "power", "schedule.power_scale": 4.6 / 512},
         without={"schedule.power_scale": 4.6},
-        harm="?",
+        harm="not measured",
     ),
     _fault(
         "muP from another base",
@@ -242,7 +242,7 @@ SETTINGS = (
         516,
         changes={"parametrization.name": "mup", "parametrization.base_width": 1024},
         without={"parametrization.base_width": 64},
-        harm="?",
+        harm="0.382",
     ),
 )
 FAULTS = (*CODE, *LEAVES, *READ, *LOGGED, *STATE, *SETTINGS)

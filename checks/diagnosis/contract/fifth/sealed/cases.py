@@ -168,7 +168,7 @@ SETTINGS = (
         601,
         changes={"optim.beta1": 0.998, "optim.beta2": 0.9995},
         without={"optim.beta1": 0.9, "optim.beta2": 0.95},
-        harm="?",
+        harm="not measured",
     ),
 )
 FAULTS = (*PROGRAM, *DATA, *RECORD, *SETTINGS)
