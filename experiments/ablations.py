@@ -27,7 +27,7 @@ from scalelab.experiments.shared import RESULTS, command_line, markdown_table, r
 from scalelab.laws.use.multiplier.estimate import Question, judge_pair
 from scalelab.laws.use.multiplier.noise import Noise, share_noise
 from scalelab.laws.use.multiplier.result import WORTH
-from scalelab.laws.use.multiplier.scales import Scatter
+from scalelab.laws.use.multiplier.scales import Companion, Scatter
 from scalelab.laws.use.multiplier.sides import Cell, Pair
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import records
@@ -188,9 +188,9 @@ def _pooled_noise(stored: Mapping[str, Any], rungs: int) -> Noise:
     df = np.full(rungs, stored["df"] / rungs)
     base, other, gap = (stored[key] for key in ("baseline", "variant", "difference"))
     shared = (base - stored["correlation"] * other) / gap
-    sides = Scatter(base**2 * df, df), Scatter(gap**2 * df, df)
+    sides = tuple(Scatter(sd**2 * df, df, Companion(sd**2 * df, df)) for sd in (base, gap))  # both sides' runs tell
     return Noise(base, other, gap, stored["df"], stored["df"], stored["df"], stored["correlation"], stored["saved"],
-                 float(np.clip(shared, -1, 1)), sides)  # fmt: skip
+                 float(np.clip(shared, -1, 1)), (sides[0], sides[1]))  # fmt: skip
 
 
 def _times(rung: Mapping[str, Any]) -> str:

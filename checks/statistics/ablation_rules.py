@@ -1,11 +1,11 @@
 """Simulate the rules by which `scalelab ablate` judges: a rung's noise, the curve beyond the rungs, verdicts.
 
-    python -m checks.statistics.ablation_rules [--workdir=runs/ablation_rules] [--quick] [--json[=PATH]]
+    python -m checks.statistics.ablation_rules [--part=N] [--workdir=runs/ablation_rules] [--quick] [--json[=PATH]]
 
 The prior of the noise (`laws/use/multiplier/scales.py`) was chosen by the first table, and that of the curve
 (`laws/use/multiplier/trend.py`) by the shapes named as chosen on in the second; the other shapes, and the studies of
-the third table, chose nothing. Writes `checks/results/ablation_rules.json` and `.md`; --quick simulates a tenth and
-writes into the workdir. Five minutes on one core.
+the third table, chose nothing. Writes `checks/results/ablation_rules.json` and `.md`; --part=3 simulates a third of the
+studies, --quick a tenth and writes into the workdir. Ten minutes on one core.
 
     python -m checks.statistics.ablation_rules --quick
 """
@@ -23,9 +23,10 @@ from checks.shared import RESULTS, command_line, result_header
 from checks.statistics.multiplier import loss_at
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import folder_path, print_status
+from scalelab.errors import BadInput
 from scalelab.experiments.shared import markdown_table, publish_result
 from scalelab.laws import multiplier
-from scalelab.laws.use.multiplier.scales import Scatter, draw_sds
+from scalelab.laws.use.multiplier.scales import Companion, Scatter, draw_sds
 from scalelab.laws.use.multiplier.sides import Cell, Pair
 from scalelab.laws.use.multiplier.trend import curve_at, fit_curve, line_at, log_interval
 
@@ -107,6 +108,8 @@ PROFILES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     "growing by 10": lambda place, rng: 0.001 * 10**place,
     "growing by 3": lambda place, rng: 0.003 * 3**place,
     "falling by 10": lambda place, rng: 0.01 * 10**-place,
+    "jumping by 10 at the last": lambda place, rng: np.where(place == 1, 0.01, 0.001),
+    "a trough": lambda place, rng: 0.001 * 10 ** np.abs(2 * place - 1),
     "any, by e^0.8": lambda place, rng: 0.005 * np.exp(0.8 * rng.standard_normal(len(place))),
 }
 
@@ -117,7 +120,9 @@ def noise_row(name: str, rungs: int, seeds: int, studies: int) -> dict[str, Any]
     for i in range(studies):
         rng = np.random.default_rng([i, rungs, seeds])
         sd = PROFILES[name](x / X, rng)
-        scatter = Scatter(sd**2 * rng.chisquare(seeds - 1, rungs), np.full(rungs, seeds - 1.0))
+        df = np.full(rungs, seeds - 1.0)
+        gaps, others = (sd**2 * rng.chisquare(df) for _ in range(2))
+        scatter = Scatter(gaps, df, Companion(others, df))
         drawn = rng.standard_normal((1000, rungs)) * draw_sds(scatter, x, 1000, rng)
         ends = np.quantile(np.abs(drawn), LEVEL, axis=0)
         held.append(np.abs(rng.standard_normal(rungs) * sd) <= ends)
@@ -217,9 +222,8 @@ def verdict_row(
     return {"studies": name} | shares | {"tables": tables / studies, "held": float(np.mean(held))}
 
 
-def simulate(divisor: int) -> dict[str, list[dict[str, Any]]]:
-    """The rows of all three tables."""
-    counts = {key: max(4, number // divisor) for key, number in STUDIES.items()}
+def simulate(counts: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of all three tables, of so many studies a row."""
     parts: dict[str, list[dict[str, Any]]] = {"noise": [], "chosen_on": [], "others": [], "verdicts": []}
     for name in PROFILES:
         parts["noise"] += [noise_row(name, rungs, seeds, counts["noise"]) for rungs, seeds in ((4, 2), (4, 3), (5, 5))]
@@ -236,6 +240,7 @@ def simulate(divisor: int) -> dict[str, list[dict[str, Any]]]:
 def make_page(result: Mapping[str, Any]) -> str:
     """The page of the result."""
     lines = ["# The rules of ablate, simulated", "", f"`{result['command']}`, {result['date']}, {result['machine']}"]
+    lines += ["", ", ".join(f"{number} studies a row of {key}" for key, number in result["studies"].items())]
     for title, key, text in SECTIONS:
         rows = result["parts"][key]
         table = [[each if isinstance(each, str) else f"{each:.3f}" for each in row.values()] for row in rows]
@@ -247,8 +252,8 @@ SECTIONS = (
     (
         "Noise of a rung",
         "noise",
-        "The share of 90 % intervals of the first and the last rung's mean that hold it, and the last one's half width "
-        "in true standard errors, over rungs x seeds. Known noise: 1.645.",
+        "The share of 90 % intervals of the first and the last rung's mean difference that hold it, and the last one's "
+        "half width in true standard errors, over rungs x seeds. Known noise: 1.645.",
     ),
     (
         "Beyond the rungs: shapes that chose the prior",
@@ -275,8 +280,12 @@ def _main(argv: Sequence[str]) -> int:
     parser = command_line("statistics.ablation_rules", __doc__)
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/ablation_rules"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="a tenth of the studies, nothing committed")
+    parser.add_argument("--part", type=int, default=1, metavar="N", help="simulate 1/N of the studies (default 1)")
     options = parser.parse_args(list(argv))
-    result = result_header("statistics.ablation_rules", argv) | {"parts": simulate(10 if options.quick else 1)}
+    if options.part < 1:
+        raise BadInput(f"--part={options.part} is below 1; nearest: --part=1")
+    counts = {key: max(4, number // (10 if options.quick else options.part)) for key, number in STUDIES.items()}
+    result = result_header("statistics.ablation_rules", argv) | {"studies": counts, "parts": simulate(counts)}
     place = options.workdir if options.quick else RESULTS
     place.mkdir(parents=True, exist_ok=True)
     return publish_result(place, "ablation_rules", result, make_page(result), options.json)

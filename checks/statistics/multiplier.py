@@ -1,12 +1,12 @@
 """Check the multiplier's intervals and verdicts on simulated ablations in which the truth is known.
 
-    python -m checks.statistics.multiplier [--workdir=runs/multiplier] [--quick] [--json[=PATH]]
+    python -m checks.statistics.multiplier [--studies=200] [--workdir=runs/multiplier] [--quick] [--json[=PATH]]
 
-200 studies of each cell: a universe (what m is at each scale), a ladder (rungs, seeds) and a correlation of pairs. The
+N studies of each cell: a universe (what m is at each scale), a ladder (rungs, seeds) and a correlation of pairs. The
 baseline is 1.2 + 1.4 (C / 1e11)^-0.15, the ladder spans 40 times the compute, a run's loss scatters by 0.5 % over
 seeds, and the target is the largest rung or ten times beyond it. Writes `checks/results/multiplier.json` and `.md`;
---quick runs 40 studies of each and writes into the workdir instead. Six minutes on one core. Run it again to resume:
-each cell is stored when it ends.
+--quick runs 40 studies of each and writes into the workdir instead. Ten minutes of 200 on one core. Run it again to
+resume: each cell is stored when it ends.
 
     python -m checks.statistics.multiplier --quick
 """
@@ -149,7 +149,7 @@ def make_page(result: Mapping[str, Any]) -> str:
         f"`{result['command']}`, {result['date']}, {result['machine']}",
         "",
         f"{setting} The share of 90 % intervals that hold the truth, and of verdicts at the largest rung. A share of "
-        "200 is known to 4 points.",
+        f"{result['studies']} is known to {100 * (0.25 / result['studies']) ** 0.5:.0f} points.",
         "",
         *markdown_table(columns, table),
         "",
@@ -182,8 +182,9 @@ def _main(argv: Sequence[str]) -> int:
     parser = command_line("statistics.multiplier", __doc__)
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/multiplier"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="40 studies of each cell, nothing committed")
+    parser.add_argument("--studies", type=int, default=STUDIES, metavar="N", help=f"of each cell (default {STUDIES})")
     options = parser.parse_args(list(argv))
-    studies = QUICK_STUDIES if options.quick else STUDIES
+    studies = QUICK_STUDIES if options.quick else options.studies
     cells = run_cells(options.workdir, studies)
     result = result_header("statistics.multiplier", argv) | {"studies": studies, "cells": cells}
     place = options.workdir if options.quick else RESULTS

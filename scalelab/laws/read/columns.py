@@ -219,8 +219,8 @@ def _plain_unit(unit: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A column's name without case, blanks, underscores, hyphens, dots, slashes and colons."""
-    return re.sub(r"[\s_.\-/:]+", "", str(name)).casefold()
+    """A column's name without case, blanks, underscores, hyphens, dots, slashes, colons and `#`: # Params."""
+    return re.sub(r"[\s_.\-/:#]+", "", str(name)).casefold()
 
 
 def without_prefix(name: str) -> str:

@@ -1,7 +1,7 @@
 """Errors of losses measured over seeds, and draws of all rungs' mean losses: by Student's t, not a normal law.
 
-Errors are of log losses. Their variance may differ between rungs: `scales.draw_sds` draws it for each rung, shrunk
-towards what the rungs have in common, so that a mean's draws follow Student's t where the variances are equal.
+Errors are of log losses. Their variance may differ between rungs in any way: `scales.py` draws it for each rung by
+that rung's own runs, both sides' together, so that a mean's draws almost follow Student's t of twice its seeds less 2.
 """
 
 import dataclasses
@@ -11,8 +11,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from scalelab.laws.use.multiplier.cells import Cell, Pair
-from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
+from scalelab.laws.use.multiplier.scales import (
+    Companion,
+    Scatter,
+    beside_others,
+    draw_both,
+    draw_sds,
+    effective_df,
+    equal_p,
+    find_companion,
+)
 
+FARTHEST = 20.0  # of a drawn error of a log loss: far enough to say nothing, and no overflow
 LUCK = 0.5  # correlation of seeds' errors between rungs, from which on a seed's luck is one, not one a rung
 SHARED = 0.25  # the correlation of two variants' sums of squared differences to one baseline, where noise is equal
 
@@ -62,6 +72,11 @@ def measure_noise(pair: Pair) -> Noise:
         gap = float(np.hypot(one.pooled, other.pooled))
         p_equal = min((p for p in (equal_p(one), equal_p(other)) if p is not None), default=None)
         p_equal = None if p_equal is None else min(1.0, 2 * p_equal)
+        if one.ss.sum() and other.ss.sum():
+            one, other = (
+                dataclasses.replace(side, companion=Companion(its.ss, its.df))
+                for side, its in ((one, other), (other, one))
+            )
         return Noise(one.pooled, other.pooled, gap, one.total_df, other.total_df, df, None, None, 0.0,
                      (one, other), p_equal)  # fmt: skip
     pairs = list(zip(pair.variant, pair.baseline, strict=True))
@@ -69,6 +84,10 @@ def measure_noise(pair: Pair) -> Noise:
     groups = [_blocks(pair, cell) for cell in pair.baseline]
     difference = _difference_scatter(gaps, groups, pair.sampled)
     within = [_within(values, its)[0] for values, its in zip(gaps, groups, strict=True)]
+    if not pair.sampled and one.total_df:
+        baseline = [values for values, _ in ones]
+        difference = dataclasses.replace(difference, companion=find_companion(within, baseline, difference.df))
+        one = dataclasses.replace(one, companion=find_companion(baseline, within, one.df))
     if not one.total_df:  # a run in each block and rung: half of the difference's variance is the baseline's
         one = other = Scatter(difference.ss / 2, difference.df)
     z, d = np.concatenate([values for values, _ in ones]), np.concatenate(within)
@@ -111,16 +130,23 @@ def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -
         z, w = (noise.luck**0.5 * rng.standard_normal((draws, 1)) + (1 - noise.luck) ** 0.5 * each for each in (z, w))
     if noise.sides is None or not noise.difference_df:
         return Draws(np.tile(ones, (draws, 1)), np.tile(others, (draws, 1)), np.zeros(len(ones)), np.zeros(len(ones)))
-    first, second = (draw_sds(side, x, draws, rng) for side in noise.sides)
-    one = z * first / np.array([cell.law_runs for cell in pair.baseline]) ** 0.5
+    if pair.paired or noise.sides[1].companion is None:
+        first, second = (draw_sds(side, x, draws, rng) for side in noise.sides)
+    else:
+        second, first = draw_both(noise.sides[1], x, draws, rng)
+    one = _bound(z * first / np.array([cell.law_runs for cell in pair.baseline]) ** 0.5)
     if pair.paired:
         mixed = noise.shared * z + (1 - noise.shared**2) ** 0.5 * w
         gaps, spreads = mixed * second / n**0.5, second
-        others = others * np.exp(one - gaps)
+        others = others * np.exp(_bound(one - gaps))
     else:
-        others, spreads = others * np.exp(w * second / m**0.5), np.hypot(first, second)
+        others, spreads = others * np.exp(_bound(w * second / m**0.5)), np.hypot(first, second)
     middle = np.exp(np.log(np.maximum(spreads, 1e-300)).mean(0))
     return Draws(ones * np.exp(one), others, middle, effective_df(spreads))
+
+
+def _bound(errors: np.ndarray) -> np.ndarray:
+    return np.asarray(np.clip(errors, -FARTHEST, FARTHEST))
 
 
 def _logs(cell: Cell, order: Sequence[str] | None = None) -> np.ndarray:

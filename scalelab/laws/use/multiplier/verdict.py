@@ -213,4 +213,4 @@ def _noise_notes(noise: Noise) -> list[str]:
     scatter = noise.sides[1] if noise.correlation is not None else max(noise.sides, key=lambda side: side.pooled)
     sds = [f"{(ss / df) ** 0.5:.2%}" if df else "-" for ss, df in zip(scatter.ss, scatter.df, strict=True)]
     differs = "differs between rungs" if noise.p_equal < UNEQUAL else "is not shown to differ between rungs"
-    return [f"noise by rung {', '.join(sds)}: it {differs} (p {noise.p_equal:.2g}); a rung's is drawn to the others'"]
+    return [f"noise by rung {', '.join(sds)}: it {differs} (p {noise.p_equal:.2g}); a rung's own runs tell it"]
