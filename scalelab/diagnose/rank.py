@@ -13,8 +13,17 @@ from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
-from scalelab.diagnose.checks.settings import betas, by_loss, rates
-from scalelab.diagnose.checks.state import averages, clipping, eps, optimizer, own_decay, precision, replayed
+from scalelab.diagnose.checks.settings import betas, by_loss, rates, rest
+from scalelab.diagnose.checks.state import (
+    averages,
+    clipping,
+    eps,
+    optimizer,
+    own_averages,
+    own_decay,
+    precision,
+    replayed,
+)
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -44,6 +53,7 @@ FAMILIES = (
     clipping,
     eps,
     optimizer,
+    own_averages,
     own_decay,
     precision,
     replayed,
@@ -51,6 +61,7 @@ FAMILIES = (
     rates,
     by_loss,
     betas,
+    rest,
     alarms,
     spikes,
     learning,

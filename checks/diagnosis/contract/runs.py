@@ -44,7 +44,7 @@ def diagnose_case(case: Case, place: pathlib.Path) -> dict[str, Any]:
     """The answer of `scalelab diagnose` on a case that was trained in `place`; with its exit code."""
     forks = [] if case.judged_clean else [path for path in (place / "fork-later", place / "fork") if path.exists()]
     own = sorted({value for value in {**case.changes, **(case.later or {})}.values() if _names_code(value)})
-    options = [*(["--live"] if case.live else []), *(f"--trust={name}" for name in own), "--json=answer.json"]
+    options = [*([case.asked] if case.asked else []), *(f"--trust={name}" for name in own), "--json=answer.json"]
     done = _command(["diagnose", "run", *options], place, forks[0] if forks else ROOT, case)
     if done.returncode not in (0, 1):
         raise WorkFailed(f"diagnose ended with {done.returncode}: {_last_line(done)}")

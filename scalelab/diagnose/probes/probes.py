@@ -15,6 +15,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.again import count_replayed, probe_replay
 from scalelab.diagnose.probes.communication import probe_communication
 from scalelab.diagnose.probes.leaves.ablation import probe_layers
+from scalelab.diagnose.probes.leaves.impulse import probe_impulse
 from scalelab.diagnose.probes.leaves.step import probe_leaves
 from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets, probe_term
 from scalelab.diagnose.probes.rates import probe_rates
@@ -100,6 +101,7 @@ def _list_probes(evidence: Evidence, subject: Subject, measured: Measured) -> It
         probe_accumulation: ("missing_1_over_K", 2), probe_precision: ("underflow", 2),
         probe_norms: ("norm_missing", 1), probe_optimizer: ("no_bias_correction", 10),
         probe_moments: ("moments_poisoned", 1), probe_decay: ("decay_wrong", 1),
+        probe_impulse: ("moments_wrong", 10),
         probe_layers: ("layer_adds_nothing", subject.static.model.n_layers / 4), probe_term: ("code_loss_term", 1),
     }  # fmt: skip
     for probe, (cause, steps) in of_last.items():
