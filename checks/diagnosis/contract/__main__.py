@@ -28,12 +28,8 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.study import write_once
 
-HALVES = (
-    "open",
-    "sealed",
-    *(f"{n}/{half}" for n in ("third", "fourth", "fifth") for half in ("open", "sealed")),
-    "experts",
-)
+SETS = ("", "third/", "fourth/", "fifth/")
+HALVES = (*(f"{name}{half}" for name in SETS for half in ("open", "sealed")), "experts")
 ASKED = {"--live": "", "": "_typed", "--fast": "_folder"}  # in the names of what was judged so
 HOW = {"--live": "", "": ", judged by `diagnose RUN`", "--fast": ", judged by the folder alone"}
 NAMED_SHARE, ALARM_SHARE = 32 / 40, 3 / 60
@@ -47,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("diagnosis.contract", __doc__)
-    parser.add_argument("--half", choices=HALVES, default="open", help="which cases")
+    parser.add_argument("--half", choices=HALVES, default="open", metavar="HALF", help=f"cases: {', '.join(HALVES)}")
     parser.add_argument("--only", default="", help="cases by name, separated by semicolons")
     parser.add_argument("--line", choices=(*LINES, HEALTHY), help="cases of this line alone")
     parser.add_argument("--sizes", type=int, choices=(1, 2), default=2, help="1: the smaller size alone")

@@ -27,7 +27,7 @@ def check_rest_lr(evidence: Evidence) -> Findings | None:
 
 
 def _reach(evidence: Evidence, rest: float) -> float | None:
-    """How far Adam can have moved the embedding in all steps, over the RMS of its numbers; None if that is not known."""
+    """How far Adam can have moved the embedding in all steps, over the RMS of its numbers; None: not known."""
     lr, (saved, _) = evidence.series("lr").finite(), read_saved_steps(evidence)
     peak = float(evidence.values["optim.peak_lr"] or 0.0)
     table = saved[-1].params.get(TABLE) if saved else None
