@@ -10,6 +10,7 @@ from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, learning, spikes
 from scalelab.diagnose.checks.leaves import experts, measured, moved, rounded, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
+from scalelab.diagnose.checks.leaves import rows as leaves_rows
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
@@ -38,6 +39,7 @@ FAMILIES = (
     measured,
     moved,
     rounded,
+    leaves_rows,
     scales,
     by_source,
     data,
