@@ -14,7 +14,7 @@ from scalelab.diagnose.checks.leaves import rows as leaves_rows
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
-from scalelab.diagnose.checks.settings import betas, by_loss, rates, rest
+from scalelab.diagnose.checks.settings import betas, by_loss, limits, rates, rest
 from scalelab.diagnose.checks.state import (
     averages,
     clipping,
@@ -64,6 +64,7 @@ FAMILIES = (
     by_loss,
     betas,
     rest,
+    limits,
     alarms,
     spikes,
     learning,

@@ -56,7 +56,7 @@ def _stand_still(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, np
 def _verdict(stretch: Stretch, still: dict[str, np.ndarray]) -> Verdict:
     first, numbers = next(iter(still.items()))
     text = f"{join_names(list(still))}: unchanged but for decay between the saved steps {stretch.before.step} and "
-    text += f"{stretch.after.step} in {len(numbers)} features of {first}, among them {', '.join(map(str, numbers[:4]))}, "
+    text += f"{stretch.after.step} in {len(numbers)} features of {first} ({', '.join(map(str, numbers[:4]))}, …), "
     text += "while its others moved: what they read or write is always zero, or gets no gradient"
     knob = f"let features {', '.join(map(str, numbers[:4]))} reach {first} (a fixed mask, a slice that leaves them out)"
     where = stretch.before.step, stretch.after.step

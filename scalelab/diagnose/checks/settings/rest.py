@@ -1,10 +1,12 @@
-"""Judge the LR of the AdamW for the rest, beside an optimizer for hidden matrices: embedding, head and gains."""
+"""Judge LRs of parts: of the AdamW for the rest, beside an optimizer for matrices, and of groups of parameters."""
 
 import numpy as np
 
+from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS, default_optim_values
+from scalelab.diagnose.checks.leaves.moved import ONE_SIZE
 from scalelab.diagnose.evidence import SHORT_PATH, Evidence
-from scalelab.diagnose.probes.leaves.saved import read_saved_steps
+from scalelab.diagnose.probes.leaves.saved import parameter_kind, read_saved_steps
 from scalelab.diagnose.verdict import Findings, Verdict, asks, make_verdict
 
 TABLE = "embed.w"  # the largest leaf of the rest in every model
@@ -46,4 +48,26 @@ def _too_low(evidence: Evidence, rest: float, own: float, reach: float) -> Verdi
     return make_verdict("lr_too_low", "signature", 2 * SHORT_PATH / max(reach, 1e-9), text, knob, confirm)
 
 
-CHECKS = (check_rest_lr,)
+@asks("LRs of groups of parameters, and how far they take them")
+def check_groups(evidence: Evidence) -> Findings | None:
+    """Judge a multiplier of a group so small that its parameters can't have left their start; 0 freezes on purpose."""
+    v, (saved, _) = evidence.values, read_saved_steps(evidence)
+    slow = {k: x for k, x in parse_group_multipliers(str(v["optim.groups"])).items() if 0 < x <= 1 / FAR_FACTOR}
+    if not slow or not saved or v["optim.name"] not in ONE_SIZE or v["parametrization.name"] != "standard":
+        return None
+    lr = float(np.sum(evidence.series("lr").finite().values)) * float(v["log.every_steps"])
+    for kind, times in slow.items():
+        members = [x for name, x in saved[-1].params.items() if parameter_kind(name) == kind]
+        sizes = [np.mean(np.square(x, dtype=np.float64)) for x in members]
+        reach = times * lr / max(float(np.sqrt(np.mean(sizes))), 1e-30) if sizes else SHORT_PATH
+        if reach >= SHORT_PATH:
+            continue
+        text = f"optim.groups={v['optim.groups']} gives {kind} {times:g} times the LR: in all steps together "
+        text += f"{v['optim.name']} moves it by at most {reach:.2g} of its size, so that it has hardly left its start"
+        knob = f"optim.groups without {kind} (or {kind}=0, which says that it is frozen)"
+        confirm = "scalelab train … with it, and compare the losses"
+        return [make_verdict("lr_too_low", "signature", 2 * SHORT_PATH / max(reach, 1e-9), text, knob, confirm)]
+    return []
+
+
+CHECKS = (check_rest_lr, check_groups)
