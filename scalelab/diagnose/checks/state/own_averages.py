@@ -53,6 +53,11 @@ def check_own_averages(evidence: Evidence) -> Findings | None:
     return [*(averages or _answers(evidence, name, kept)), *_uneven(evidence, name)]
 
 
+def _is_adam(kept: Sequence[Kept]) -> bool:
+    """Whether gradients and their squares are averaged."""
+    return all(any(k.power == power and k.is_average for k in kept) for power in (1, 2))
+
+
 def _verdict(cause: str, over: float, text: str, knob: str) -> list[Verdict]:
     return [make_verdict(cause, "test", over, text, knob, CONFIRM)]
 
@@ -73,7 +78,9 @@ def _mixed(name: str, kept: Sequence[Kept]) -> list[Verdict]:
 
 
 def _undeclared(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:
-    """Judge a declared beta that no average of its kind decays by."""
+    """Judge a declared beta that no average of its kind decays by; of other optimizers a beta means something else."""
+    if not _is_adam(kept):
+        return []
     for power, key in ((1, "optim.beta1"), (2, "optim.beta2")):
         declared, same = evidence.values[key], [k for k in kept if k.power == power and k.is_average]
         if not declared or not same or any(abs(k.decay - declared) < CLOSE * max(1 - declared, 0.1) for k in same):
@@ -101,7 +108,7 @@ def _answers(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdic
         text += f"{1 / max(1 - idle, 1e-9):.3g}, while the schedule counts them all"
         knob = f"update at each step in {function}; train.accumulate collects the gradients of micro-batches already"
         return _verdict("update_wrong", 2 * idle / IDLE, text, knob)
-    is_adam = all(any(k.power == power and k.is_average for k in kept) for power in (1, 2))
+    is_adam = _is_adam(kept)
     if is_adam and abs(grows) > 0.5:
         text = f"{name} averages gradients and their squares, and its updates grow with the gradient to the power "
         text += f"{grows:.2g}; those of m / sqrt(v) do not"
@@ -113,7 +120,7 @@ def _answers(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdic
         )
         text += "gradient; those of m / sqrt(v) are 1"
         return _verdict("update_wrong", max(size, 1 / size) / USUAL, text, f"a factor on the update, in {function}")
-    return _early_eps(evidence, name) if abs(grows) < 0.1 else []
+    return _early_eps(evidence, name) if is_adam and abs(grows) < 0.1 else []
 
 
 def _early_eps(evidence: Evidence, name: str) -> list[Verdict]:
