@@ -5,6 +5,7 @@ none. What was not asked is measured as `unasked/CAUSE`: (why, what would ask it
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ def _list_probes(evidence: Evidence, subject: Subject, measured: Measured) -> It
         probe_layers: ("layer_adds_nothing", subject.static.model.n_layers / 4), probe_term: ("code_loss_term", 1),
     }  # fmt: skip
     for probe, (cause, steps) in of_last.items():
-        yield Probe(cause, steps, lambda probe=probe: probe(subject))
+        yield Probe(cause, steps, functools.partial(probe, subject))
     if "reference" in measured:
         yield Probe("code_mesh", 1, lambda: probe_mesh(evidence, subject, measured["reference"]))
     yield Probe("communication", 20, lambda: probe_communication(evidence, subject))

@@ -47,8 +47,8 @@ def _stand_still(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, np
             axis = x.ndim - 1 if parts[-2] in WRITES else 0
             if x.ndim < 2 or x.shape[axis] != width:
                 continue
-            rows = [np.moveaxis(each, axis, 0).reshape(width, -1) for each in (x, y)]
-            distance = movements(*rows, decays=True)
+            before, now = (np.moveaxis(each, axis, 0).reshape(width, -1) for each in (x, y))
+            distance = movements(before, now, decays=True)
             if np.median(distance) > SLOW * stretch.rounding:
                 yield part, np.flatnonzero(distance <= stretch.rounding)
 
