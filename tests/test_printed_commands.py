@@ -56,7 +56,7 @@ def test_a_diagnosis_confirms_by_a_command_that_can_be_pasted(run, tmp_path, cap
     shutil.copytree(run, other)
     rows = [row | ({"train_loss": 9.0} if "train_loss" in row else {}) for row in records.read_metrics(folder)]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    main(["diagnose", str(folder), f"--against={other}"])
+    main(["diagnose", str(folder), "--fast", f"--against={other}"])
     printed = capsys.readouterr().out
     assert f"scalelab compare {shlex.quote(str(folder))} {shlex.quote(str(other))}" in printed, printed
 

@@ -1,16 +1,18 @@
-"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live] [--try] [--accept=CAUSE,…]
+"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live|--fast] [--try] [--accept=CAUSE,…]
 
 Name what is wrong with a run, the likeliest cause first: the evidence with its figures and steps, the knob to turn, and
-what would confirm it. The evidence is the run's folder and a sample of its data; nothing is trained or changed. The
-last lines say what was judged and what was not, by the lines of a contract that every run is asked: its code, each
-leaf, what it read, what it logged, the optimizer's state, its settings, its course. Where a signal is missing they say
-what writes it. "healthy" is said where all was judged, else "no cause found".
+what would confirm it. The evidence is the run's folder, a sample of its data and, where that takes seconds, the run's
+own program, asked from its last checkpoint; nothing of the run is trained or changed. The last lines say what was
+judged and what was not, by the lines of a contract that every run is asked: its code, each leaf, what it read, what it
+logged, the optimizer's state, its settings, its course. Where a signal is missing they say what writes it. "healthy" is
+said where all was judged, else "no cause found".
 
---live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
-targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
-are loss and gradient those of a plain transformer written out from the config (and which part differs first),
-what does the optimizer make of constant gradients, is the loss too curved for the LR, and do steps that are run again
-give the logged bits.
+The program is asked: does a logit depend on later tokens or other documents, are the targets shifted by one, does a
+norm stand before each branch, is the gradient the same in one batch as in micro-batches, are loss and gradient those of
+a plain transformer written out from the config (and which part differs first), what does the optimizer make of constant
+gradients, is the loss too curved for the LR, and do steps that are run again give the logged bits.
+A small program is asked what takes it some seconds each, about 20 s of CPU in all. --live asks everything, of a program
+of any size; --fast asks nothing, and judges the folder alone. A line says which it was.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
 --try trains 60 to 300 steps again, as they were and with the knob of each of the first three verdicts, in a folder that
@@ -50,9 +52,8 @@ def main(argv: list[str]) -> int:
     """Gather, judge and print; exit codes in the module's docstring."""
     parser = Parser("diagnose", __doc__)
     parser.add_argument("run", metavar="RUN", help="the run's folder; or the logs of one that another program trained")
-    parser.add_argument(
-        "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
-    )
+    parser.add_argument("--live", action="store_true", help="ask the program all, however large (needs the data)")
+    parser.add_argument("--fast", action="store_true", help="judge the folder alone: the program is not asked")
     parser.add_argument(
         "--try", action="store_true", dest="try_knobs", help="train some steps again with the knobs turned"
     )
@@ -68,14 +69,15 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)
-    found = api.diagnose(options.run, live=options.live, against=options.against, accept=options.accept,
-        try_knobs=options.try_knobs, progress=print_report,
+    found = api.diagnose(options.run, live=options.live, fast=options.fast, against=options.against,
+        accept=options.accept, try_knobs=options.try_knobs, progress=print_report,
     )  # fmt: skip
     if options.json != "-":
-        print("\n".join([*_answer(found), *_contract_lines(found.diagnosis)]))
+        program = [f"program: {found.program}"] if found.program else []
+        print("\n".join([*_answer(found), *program, *_contract_lines(found.diagnosis)]))
     more = {} if found.against is None else {"against": found.against}
     more |= {"trials": {cause: trial._asdict() for cause, trial in found.trials.items()}} if options.try_knobs else {}
-    emit_json({"run": options.run} | found.diagnosis.as_json() | more, options.json)
+    emit_json({"run": options.run, "program": found.program} | found.diagnosis.as_json() | more, options.json)
     return 1 if found.diagnosis.verdicts else 0
 
 

@@ -10,11 +10,21 @@ from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, learning, spikes
 from scalelab.diagnose.checks.leaves import experts, measured, moved, rounded, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
+from scalelab.diagnose.checks.leaves import rows as leaves_rows
 from scalelab.diagnose.checks.logged import lines as whole_lines
 from scalelab.diagnose.checks.logged import measures, recomputed, resume, schedule, throughput
 from scalelab.diagnose.checks.read import by_source, data, documents, rows
-from scalelab.diagnose.checks.settings import betas, by_loss, rates
-from scalelab.diagnose.checks.state import averages, clipping, eps, optimizer, own_decay, precision, replayed
+from scalelab.diagnose.checks.settings import betas, by_loss, limits, rates, rest
+from scalelab.diagnose.checks.state import (
+    averages,
+    clipping,
+    eps,
+    optimizer,
+    own_averages,
+    own_decay,
+    precision,
+    replayed,
+)
 from scalelab.diagnose.checks.state import saved as saved_state
 from scalelab.diagnose.evidence import Evidence, Missing
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict
@@ -29,6 +39,7 @@ FAMILIES = (
     measured,
     moved,
     rounded,
+    leaves_rows,
     scales,
     by_source,
     data,
@@ -44,6 +55,7 @@ FAMILIES = (
     clipping,
     eps,
     optimizer,
+    own_averages,
     own_decay,
     precision,
     replayed,
@@ -51,6 +63,8 @@ FAMILIES = (
     rates,
     by_loss,
     betas,
+    rest,
+    limits,
     alarms,
     spikes,
     learning,

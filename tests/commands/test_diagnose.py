@@ -49,32 +49,32 @@ def edit(run, step, **changed):
 
 
 def test_a_healthy_run_is_0_and_a_cause_is_1(run, capsys):
-    assert main(["diagnose", str(run)]) == 0
+    assert main(["diagnose", str(run), "--fast"]) == 0
     assert capsys.readouterr().out.startswith("no cause found in what was judged")
     edit(run, 3, lr=-1.0)
-    assert main(["diagnose", str(run)]) == 1
+    assert main(["diagnose", str(run), "--fast"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("1. schedule_invalid (test, steps 3 to 3)\n   the LR is -") and "\n   turn: " in text
-    assert main(["diagnose", str(run), "--json"]) == 1
+    assert main(["diagnose", str(run), "--fast", "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
     assert result["verdicts"][0]["cause"] == "schedule_invalid" and result["verdicts"][0]["steps"] == [3, 3]
 
 
 def test_a_missing_signal_names_the_key_that_writes_it(run, capsys):
     (run / "layers.jsonl").unlink()
-    assert main(["diagnose", str(run)]) == 0
+    assert main(["diagnose", str(run), "--fast"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("leaves: ")]
     assert re.search(
         r"; not judged: .*\battention_logits\b.* \(no measures of layers; needs log.layers_every=10\)", line
     )
-    assert main(["diagnose", str(run), "--json=-"]) == 0
+    assert main(["diagnose", str(run), "--fast", "--json=-"]) == 0
     gaps = {gap["cause"]: gap for gap in json.loads(capsys.readouterr().out)["gaps"]}
     assert "a benign loss curve does not exclude it" in gaps["attention_logits"]["anyway"]
 
 
 def test_nothing_of_the_run_is_changed(run, capsys):
     before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    main(["diagnose", str(run)])
+    main(["diagnose", str(run), "--fast"])
     assert before == {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
@@ -93,13 +93,13 @@ def test_a_batch_is_the_steps_with_its_files_and_its_loss(trained, capsys):
 
 
 def test_two_runs_part_where_their_config_says(trained, run, capsys):
-    assert main(["diagnose", str(trained / "run"), f"--against={trained / 'other'}", "--json"]) == 1
+    assert main(["diagnose", str(trained / "run"), "--fast", f"--against={trained / 'other'}", "--json"]) == 1
     (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdict["cause"] == "other_config" and verdict["steps"] == [1, 1] and "optim.peak_lr" in verdict["evidence"]
-    assert main(["diagnose", str(run), f"--against={trained / 'run'}"]) == 0
+    assert main(["diagnose", str(run), "--fast", f"--against={trained / 'run'}"]) == 0
     edit(run, 3, grad_norm=0.5)
     capsys.readouterr()
-    assert main(["diagnose", str(run), f"--against={trained / 'run'}"]) == 1
+    assert main(["diagnose", str(run), "--fast", f"--against={trained / 'run'}"]) == 1
     text = capsys.readouterr().out
     assert "other_state (symptom, steps 3 to 3)\n   the runs part at step 3: grad_norm 0.5 here" in text
     assert text.startswith("1. measures_disagree (test, steps 3 to 3)\n") and "grad_norm is 0.5, and that of" in text
@@ -113,7 +113,7 @@ def test_beside_a_run_in_one_batch_a_missing_division_by_k_shows(trained, tmp_pa
     train_single(config(**sgd, train__accumulate=1), tmp_path / "one")
     with forks.no_division_by_k():
         train_single(config(**sgd, train__accumulate=2), tmp_path / "planted")
-    assert main(["diagnose", str(tmp_path / "planted"), f"--against={tmp_path / 'one'}", "--json"]) == 1
+    assert main(["diagnose", str(tmp_path / "planted"), "--fast", f"--against={tmp_path / 'one'}", "--json"]) == 1
     verdicts = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
     assert verdicts["missing_1_over_K"]["steps"] == [1, 1]
     assert "is 2 times the other run's, with train.accumulate=2" in verdicts["missing_1_over_K"]["evidence"]
@@ -170,19 +170,19 @@ def test_a_log_that_was_cut_or_deleted_comes_before_all_else(run, capsys):
         (run / "metrics.jsonl").unlink()
         if left:
             (run / "metrics.jsonl").write_text("".join(left))
-        assert main(["diagnose", str(run)]) == 1
+        assert main(["diagnose", str(run), "--fast"]) == 1
         text = capsys.readouterr().out
         assert text.startswith("1. lost_log (test)\n") and what in text and "healthy" not in text
         assert f"scalelab checkpoint verify --all {run}" in text
     shutil.rmtree(run / "checkpoints")  # purged: the record alone knows of the lines
-    assert main(["diagnose", str(run)]) == 1
+    assert main(["diagnose", str(run), "--fast"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("1. lost_log (test)\n") and "metrics.jsonl has no evaluated line" in text
 
 
 def test_an_edited_value_is_never_healthy(run, capsys):
     edit(run, 3, tokens_per_s=1.5)
-    assert main(["diagnose", str(run), "--json"]) == 1
+    assert main(["diagnose", str(run), "--fast", "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdicts[-1]["cause"] == "edited_log" and "metrics.jsonl was" in verdicts[-1]["evidence"]
 
@@ -204,4 +204,4 @@ def test_a_config_edited_to_another_type_is_named(run, capsys, key, value, words
     (run / "config.json").write_text(json.dumps(config))
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))
-    assert main(["diagnose", str(run)]) == 1 and words in capsys.readouterr().out
+    assert main(["diagnose", str(run), "--fast"]) == 1 and words in capsys.readouterr().out

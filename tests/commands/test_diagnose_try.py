@@ -27,7 +27,7 @@ def decayed(tmp_path_factory):
 @pytest.mark.full
 def test_a_knob_that_cures_is_shown_to_cure(decayed, capsys):
     before = {path: path.read_bytes() for path in decayed.rglob("*") if path.is_file()}
-    assert main(["diagnose", str(decayed)]) == 1
+    assert main(["diagnose", str(decayed), "--fast"]) == 1
     assert re.search(r"   turn: optim\.weight_decay=.* \(not tried: --try\)\n", capsys.readouterr().out)
     code, text, found = diagnosed(capsys, decayed, "--try", "--accept=lr_too_high,spike_growing")
     trial = found["trials"]["decay_wrong"]

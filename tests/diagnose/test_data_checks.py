@@ -99,6 +99,14 @@ def test_a_fault_of_the_data_is_named(fault):
     assert list(verdicts) == [cause] and words in verdicts[cause].evidence
 
 
+def test_a_stretch_of_known_letters_inside_documents_is_content_and_what_lasts_is_not():
+    """An encoded picture in every tenth document: single windows far apart, of tokens that the others have too."""
+    tokens, alike = windows(1), RNG.integers(0, V, (40, S))
+    tokens[5::10] = alike
+    assert found(sample(tokens)) == {}
+    assert list(with_rows_found := found(with_rows(lambda rows: alike))) == ["corrupt_shard"], with_rows_found
+
+
 def test_a_larger_vocabulary_is_a_note():
     (note,) = ask(check_data, dataclasses.replace(healthy(model__vocab_size=V), data=sample(vocab_size=20)))
     assert isinstance(note, Gap) and "69% of the vocabulary" in note.missing and "model.vocab_size=20" in note.how

@@ -53,7 +53,7 @@ def before(run):
 
 
 def diagnose(run, capsys):
-    code = main(["diagnose", str(run), "--json=-"])
+    code = main(["diagnose", str(run), "--fast", "--json=-"])
     result = json.loads(capsys.readouterr().out)
     return code, {verdict["cause"]: verdict for verdict in result["verdicts"]}, result
 

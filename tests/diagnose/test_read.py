@@ -28,7 +28,7 @@ RUN = {"train__steps": STEPS, "train__global_batch": 4, "train__steps_per_dispat
 def diagnosed(folder, capsys):
     """Exit code and answer of the command."""
     capsys.readouterr()
-    code = main(["diagnose", str(folder), "--json=-"])
+    code = main(["diagnose", str(folder), "--fast", "--json=-"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -168,7 +168,7 @@ def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
     with split_by(choose) if choose else contextlib.nullcontext():
         train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
     capsys.readouterr()
-    main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:{source}"])
+    main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:{source}"])
     answer = json.loads(capsys.readouterr().out)
     causes = {verdict["cause"]: verdict for verdict in answer["verdicts"]}
     wanted = ("near_duplicates", "val_in_train", "val_of_another_kind", "not_shuffled", "duplicated_documents")
@@ -190,7 +190,7 @@ def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, caps
     changed = RUN | {"data__source": f"{__name__}:drawn", "data__cache_dir": str(tmp_path / "cache")}
     train_single(config(**changed | {"model__vocab_size": 256}), tmp_path / "run")
     capsys.readouterr()
-    assert main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:drawn"]) == 1
+    assert main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:drawn"]) == 1
     first = json.loads(capsys.readouterr().out)["verdicts"][0]
     assert first["cause"] == "unstable_source" and "other documents each time" in first["evidence"]
 
@@ -233,7 +233,7 @@ def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path,
     with fork():
         train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
         capsys.readouterr()
-        main(["diagnose", str(tmp_path / "run"), "--json=-", f"--trust={__name__}:sound"])
+        main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:sound"])
     causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
     assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
 

@@ -226,7 +226,7 @@ def test_the_command_names_a_format_that_the_policy_does_not_state(tmp_path, cap
 
     with forks.replaced(step, "scaled_gradients", rounded):
         train_single(config(), tmp_path / "forked")
-    assert main(["diagnose", str(tmp_path / "forked"), "--json"]) == 1
+    assert main(["diagnose", str(tmp_path / "forked"), "--fast", "--json"]) == 1
     (verdict,) = [v for v in json.loads(capsys.readouterr().out)["verdicts"] if v["cause"].startswith("code")]
     assert verdict["cause"] == "code_precision" and "gradients of parameters in bfloat16" in verdict["evidence"]
 

@@ -24,7 +24,7 @@ def test_a_leaf_that_no_update_reached_is_named_and_one_that_moves_is_not(tmp_pa
     found = {}
     for name in ("run", "stuck"):
         capsys.readouterr()
-        main(["diagnose", str(tmp_path / name), "--json=-"])
+        main(["diagnose", str(tmp_path / name), "--fast", "--json=-"])
         found[name] = json.loads(capsys.readouterr().out)
     causes = {name: {verdict["cause"]: verdict for verdict in each["verdicts"]} for name, each in found.items()}
     assert "leaf_stuck" not in causes["run"] and "layers/1/mlp/up/w" in causes["stuck"]["leaf_stuck"]["evidence"]

@@ -1,12 +1,13 @@
 """Run the cases of the contract through `scalelab train` and `scalelab diagnose`, and score the answers.
 
-    python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm] [--without-live]
-        [--workdir=DIR]
+    python -m checks.diagnosis.contract [--half=open] [--only="NAME;…"] [--line=L] [--sizes=2] [--harm]
+        [--without-live|--as-typed] [--workdir=DIR]
 
 Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
-the run without it, over two seeds. --without-live judges by the folder alone, in a fourth of the time: what only the
-program shows is missed. A whole half takes an hour of CPU; it writes contract_HALF.json and .md into
-checks/results. Read README.md before --half=sealed. Exit 1 where the goals are missed, 2 bad input.
+the run without it, over two seeds. `diagnose` is asked with --live; --as-typed: without options; --without-live: with
+--fast, by the folder alone, without what only the program shows. A whole half takes an hour of CPU; it writes
+contract_HALF.json and .md into checks/results. Read README.md before a sealed half. Exit 1 where the goals are missed,
+2 bad input.
 
     python -m checks.diagnosis.contract --only="rows twice in a batch"
 """
@@ -27,11 +28,10 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.study import write_once
 
-HALVES = (
-    *("open", "sealed", "third/open", "third/sealed", "fourth/open", "fourth/sealed"),
-    *("fifth/open", "fifth/sealed", "experts"),
-)
-FOLDER_ALONE = "_folder"  # in the names of what was judged without --live
+SETS = ("", "third/", "fourth/", "fifth/")
+HALVES = (*(f"{name}{half}" for name in SETS for half in ("open", "sealed")), "experts")
+ASKED = {"--live": "", "": "_typed", "--fast": "_folder"}  # in the names of what was judged so
+HOW = {"--live": "", "": ", judged by `diagnose RUN`", "--fast": ", judged by the folder alone"}
 NAMED_SHARE, ALARM_SHARE = 32 / 40, 3 / 60
 FAULT_COLUMNS = ("fault", "line", "size", "loss", "harm", "first finding", "place", "wrong knobs")
 
@@ -49,21 +49,24 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--sizes", type=int, choices=(1, 2), default=2, help="1: the smaller size alone")
     parser.add_argument("--harm", action="store_true", help="also measure what each fault costs")
     parser.add_argument("--without-live", action="store_true", help="by the folder alone: not asking the program")
+    parser.add_argument("--as-typed", action="store_true", help="by `diagnose RUN`, which asks small programs")
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/contract"), help="for the results")
     options = parser.parse_args(argv)
     cases = load_cases(options.half)
     chosen = _chosen(options, cases)
-    if options.without_live:
-        chosen = [case._replace(live=False) for case in chosen]
+    if options.without_live and options.as_typed:
+        raise BadInput("--without-live and --as-typed: choose one")
+    asked = "--fast" if options.without_live else "" if options.as_typed else "--live"
+    chosen = [case._replace(asked=asked) for case in chosen]
     jobs = [(case, number) for case in chosen for number in range(min(options.sizes, len(case.sizes)))]
     rows = []
     for done, (case, number) in enumerate(jobs, 1):
         rows.append(_row(options, case, number))
         print(f"{done}/{len(jobs)} {_describe(rows[-1])}", file=sys.stderr, flush=True)
-    head = result_header("diagnosis.contract", argv) | {"half": options.half, "live": not options.without_live}
+    head = result_header("diagnosis.contract", argv) | {"half": options.half, "asked": asked}
     result = head | count_rows(rows) | {"rows": rows}
     if len(chosen) == len(cases):
-        name = f"contract_{options.half.replace('/', '_')}{FOLDER_ALONE * options.without_live}"
+        name = f"contract_{options.half.replace('/', '_')}{ASKED[asked]}"
         write_result(RESULTS, name, result, format_page(result))
     if options.json != "-":
         print(format_page(result))
@@ -87,7 +90,7 @@ def _chosen(options: Any, cases: Mapping[str, Case]) -> list[Case]:
 
 def _row(options: Any, case: Case, number: int) -> dict[str, Any]:
     """The result of a case at a size, read if it was kept. A case whose commands fail is a row with its reason."""
-    name = f"{'-'.join(case.name.replace(',', '').split())}-{number + 1}{FOLDER_ALONE * options.without_live}"
+    name = f"{'-'.join(case.name.replace(',', '').split())}-{number + 1}{ASKED[case.asked]}"
     place = options.workdir.absolute() / options.half / name
 
     def run(job: Any) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def format_page(result: Mapping[str, Any]) -> str:
         f"{result['alarms']}; failed {result['failed']}."
     )
     lines = [
-        f"# Cases of the contract, {result['half']} half" + ("" if result["live"] else ", judged by the folder alone"),
+        f"# Cases of the contract, {result['half']} half" + HOW[result["asked"]],
         "",
         f"`{result['command']}`, {result['date']}",
         "",

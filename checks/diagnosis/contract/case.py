@@ -51,6 +51,7 @@ class Case(NamedTuple):
     values, `later_edits` and `later_options`. `doctor`: a function of `doctored.py` that edits the finished folder.
     `without`: values of the run that harm is measured against, beside the edits left out; None: nothing to compare
     with (`harm` says why). `devices`: CPU devices of the process. `prepared`: data are two prepared sources, a and b.
+    `asked`: an option of `diagnose` that says what of the program is asked; "": as it is typed.
     `question`: a cause that may fairly be asked of a healthy run.
     """
 
@@ -68,7 +69,7 @@ class Case(NamedTuple):
     without: Mapping[str, Any] | None = {}
     devices: int = 1
     prepared: bool = False
-    live: bool = True
+    asked: str = "--live"
     judged_clean: bool = False
     harm: str = ""
     question: str = ""

@@ -15,7 +15,7 @@ from scalelab.errors import WorkFailed
 from scalelab.record import records
 
 ROOT = pathlib.Path(__file__).parents[3]
-SECONDS = 900  # most that one command may take
+SECONDS = 3600  # most that one command may take, on a machine that does other work too
 SOURCES = {"a": "[a-f]*.py", "b": "[g-z]*.py"}  # of a `prepared` case: parts of Python's own modules
 
 
@@ -44,7 +44,7 @@ def diagnose_case(case: Case, place: pathlib.Path) -> dict[str, Any]:
     """The answer of `scalelab diagnose` on a case that was trained in `place`; with its exit code."""
     forks = [] if case.judged_clean else [path for path in (place / "fork-later", place / "fork") if path.exists()]
     own = sorted({value for value in {**case.changes, **(case.later or {})}.values() if _names_code(value)})
-    options = [*(["--live"] if case.live else []), *(f"--trust={name}" for name in own), "--json=answer.json"]
+    options = [*([case.asked] if case.asked else []), *(f"--trust={name}" for name in own), "--json=answer.json"]
     done = _command(["diagnose", "run", *options], place, forks[0] if forks else ROOT, case)
     if done.returncode not in (0, 1):
         raise WorkFailed(f"diagnose ended with {done.returncode}: {_last_line(done)}")
@@ -109,10 +109,13 @@ def _command(
         environment["SCALELAB_CACHE"] = str(package / "cache")
     if case is not None and case.devices > 1:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
-    return subprocess.run(
-        [sys.executable, "-m", "scalelab", *arguments], cwd=place, env=environment, capture_output=True, text=True,
-        timeout=SECONDS, check=False,
-    )  # fmt: skip
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "scalelab", *arguments], cwd=place, env=environment, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise WorkFailed(f"{arguments[0]} took longer than {SECONDS} s") from error
 
 
 def _names_code(value: Any) -> bool:

@@ -13,22 +13,28 @@ from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.checks.causes import split_causes
 from scalelab.diagnose.checks.foreign import open_evidence
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.probes.probes import ask_program
 from scalelab.diagnose.rank import Diagnosis
 from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay.trial import Trial
 from scalelab.diagnose.replay.trial import try_knobs as run_trials
+from scalelab.errors import BadInput
+from scalelab.record import records
 
 MOST_TRIALS = 3  # verdicts whose knob is tried
 
 
 class Diagnosed(NamedTuple):
-    """A diagnosis: verdicts, gaps in the evidence, the spike score, the comparison with another run, tried knobs."""
+    """A diagnosis: verdicts, gaps in the evidence, the spike score, the comparison with another run, tried knobs.
+
+    `program`: whether the run's own program was asked, in words; "" for a run that another program trained.
+    """
 
     diagnosis: Diagnosis
     spike_score: float | None
     against: Facts | None
     trials: Mapping[str, Trial] = MappingProxyType({})
+    program: str = ""
 
 
 @check_arguments(run=RUNS, against=optional(RUNS))
@@ -36,6 +42,7 @@ def diagnose(
     run: Path,
     *,
     live: bool = False,
+    fast: bool = False,
     against: Path | None = None,
     accept: str | Sequence[str] = (),
     try_knobs: bool = False,
@@ -43,17 +50,21 @@ def diagnose(
 ) -> Diagnosed:
     """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
 
-    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with; `accept`: causes that
-    are meant, besides those of the config's diagnose.accept; `try_knobs`: train some steps again with the knobs of the
-    first verdicts. BadInput for an unknown cause.
+    The run's program is asked too, from the last checkpoint, where that takes seconds; `live`: however long it takes;
+    `fast`: it is not asked. `against`: another run to compare with; `accept`: causes that are meant, besides those of
+    the config's diagnose.accept; `try_knobs`: train some steps again with the knobs of the first verdicts. BadInput for
+    an unknown cause, and for `live` with `fast`.
     """
+    if live and fast:
+        raise BadInput("--live asks the program, and --fast does not: leave one out")
     asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
     evidence = open_evidence(pathlib.Path(run))
     accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
-    if live or try_knobs:
+    program = "" if records.is_imported(evidence.record) else "not asked: --fast"
+    if not fast or try_knobs:
         cache_programs()
-    if live:
-        evidence = run_probes(evidence)
+    if live or (program and not fast):
+        evidence, program = ask_program(evidence, live)
     diagnosis, comparison = judge(evidence, accepted), None
     if against is not None:
         verdicts, comparison = judge_against(evidence, open_evidence(pathlib.Path(against)))
@@ -61,7 +72,7 @@ def diagnose(
     trials: Mapping[str, Trial] = {}
     if try_knobs:
         trials = run_trials(evidence, diagnosis.verdicts[:MOST_TRIALS], progress)
-    return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison, trials)
+    return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison, trials, program)
 
 
 class ReadBatch(NamedTuple):

@@ -112,6 +112,7 @@ CAUSES = {
     "schedule_wrong": "the LR is not the schedule's, or the schedule does not end where the run does",
     "schedule_invalid": "the LR is not finite, or negative",
     "edge_of_stability": "the loss is too curved for the LR",
+    "setting_wrong": "a value of the config bounds by itself what the model can reach",
     # course
     "not_learning": "the loss stands still, or is above what counting tokens gives",
     "spike_benign": "the loss jumped, and came back",

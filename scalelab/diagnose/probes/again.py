@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,13 +32,8 @@ def probe_replay(evidence: Evidence) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     logged = {int(row["step"]): row for row in evidence.rows}
-    saved = sorted(evidence.manifests)
-    for step, following in zip(saved, [*saved[1:], evidence.steps], strict=True):
-        target = max((s for s in logged if step < s <= min(step + REPLAYED, following)), default=None)
-        if target is None:
-            continue
+    for step, target, following, near in _list_replays(evidence):
         start, expected = load_subject(evidence, step), float(logged[target]["train_loss"])
-        near = following in saved[1:] and following - step <= NEAR and _is_repeatable(evidence, step, following)
         lines, end = _replay(start, following if near else target)
         first = lines[target]["train_loss"]
         values[f"replay/{target}"] = abs(first - expected) / abs(expected)
@@ -48,6 +43,21 @@ def probe_replay(evidence: Evidence) -> dict[str, Any]:
         if near and int(end.step) == following:
             values |= _compare(evidence, following, end, lines)
     return values
+
+
+def count_replayed(evidence: Evidence) -> int:
+    """The number of steps that `probe_replay` runs again."""
+    return sum((following if near else target) - step for step, target, following, near in _list_replays(evidence))
+
+
+def _list_replays(evidence: Evidence) -> Iterator[tuple[int, int, int, bool]]:
+    """(saved step, the line its replay is held to, the next saved step or the last, whether the replay reaches it)."""
+    logged, saved = [int(row["step"]) for row in evidence.rows], sorted(evidence.manifests)
+    for step, following in zip(saved, [*saved[1:], evidence.steps], strict=True):
+        target = max((s for s in logged if step < s <= min(step + REPLAYED, following)), default=None)
+        if target is not None:
+            near = following in saved[1:] and following - step <= NEAR and _is_repeatable(evidence, step, following)
+            yield step, target, following, near
 
 
 def _is_repeatable(evidence: Evidence, step: int, following: int) -> bool:

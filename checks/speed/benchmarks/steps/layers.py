@@ -3,7 +3,9 @@
     python -m checks.speed.benchmarks.steps.layers [tiny|256] [ROUNDS]
 
 Prints one JSON line a model. All variants take turns in each round; ratios are of CPU seconds of this process, which
-other work hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds is steadier.
+other work hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds, with the 90 % interval
+of the median over rounds (resampled), is steadier: `share_of_each`. `added`: a tenth of the FLOPs and of the bytes that
+XLA counts in the compiled step with measures, beyond those of the step without.
 """
 
 import dataclasses
@@ -22,14 +24,15 @@ from checks.speed.benchmarks.steps import bare, ours
 from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.train.step import state
-from scalelab.train.step.step import many_steps
+from scalelab.train.step.step import many_steps, train_step
 
 STEPS = 10
+DRAWS = 2000  # of rounds, for the interval
 EVERY = {"off": 0, "tenth": 10, "each": 1}  # variant -> log.layers_every
 
 
 def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
-    """{variant: (median, lowest, highest) of its CPU seconds over those of `off`}, and CPU seconds a step when off."""
+    """{variant: (median, lowest, highest) of its CPU seconds over those of `off`}, and what else the module lists."""
     size = (STEPS, config.train.global_batch, config.model.seq_len + 1)
     batches = jnp.asarray(np.random.default_rng(0).integers(0, config.model.vocab_size, size), jnp.int32)
     measured = config_lib.override(config, {"log.layers_every": 1, "log.layers_after_alarm": 0})
@@ -50,7 +53,21 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
     for name in ("tenth", "each"):
         ratios = [a / b for a, b in zip(seconds[name], seconds["off"], strict=True)]
         result[name] = [round(x, 4) for x in (statistics.median(ratios), min(ratios), max(ratios))]
-    return result
+    shares = [(a / b - 1) / STEPS for a, b in zip(seconds["each"], seconds["off"], strict=True)]
+    drawn = np.median(np.random.default_rng(0).choice(shares, (DRAWS, len(shares))), axis=1)
+    middle, ends = statistics.median(shares), np.quantile(drawn, (0.05, 0.95)).tolist()
+    result["share_of_each"] = [round(x, 4) for x in (middle, *ends)]
+    return result | {"added": count_added(static, h, batches[0])}
+
+
+def count_added(static: Any, h: Any, batch: jax.Array) -> dict[str, float]:
+    """A tenth of what measures add to the FLOPs and bytes of the compiled step, as shares, by XLA's own count."""
+    counts = []
+    for layers in (False, True):
+        each = dataclasses.replace(static, layers=layers)
+        shapes = jax.eval_shape(functools.partial(state.init_state, each), h)
+        counts.append(jax.jit(train_step, static_argnums=0).lower(each, shapes, batch, h).compile().cost_analysis())
+    return {name: round((counts[1][name] / counts[0][name] - 1) / STEPS, 4) for name in ("flops", "bytes accessed")}
 
 
 def main() -> None:

@@ -135,6 +135,8 @@ def check_replay(evidence: Evidence) -> Findings | None:
     """
     p = evidence.probes
     replays = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("replay/")}
+    if not replays and "unasked/bit_flip" in p:
+        return None
     if not replays:
         return [Gap("bit_flip", *(UNASKED if not p else ("no line after a saved step", "checkpoint.keep_last=3")))]
     differ = sorted(step for step, value in replays.items() if value > SAME)
@@ -160,4 +162,10 @@ def check_replay(evidence: Evidence) -> Findings | None:
     return [make_verdict(cause, "test", over, text, knob, confirm, (first, first))]
 
 
-CHECKS = (check_model, check_optimizer, check_sharpness, check_replay)
+def check_unasked(evidence: Evidence) -> Findings:
+    """List what the program was not asked though it was asked other things, and why."""
+    prefix = "unasked/"
+    return [Gap(k.removeprefix(prefix), *why) for k, why in evidence.probes.items() if k.startswith(prefix)]
+
+
+CHECKS = (check_unasked, check_model, check_optimizer, check_sharpness, check_replay)

@@ -16,6 +16,7 @@ from scalelab.train.lineage.changes import list_changes, lr_factors
 
 DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and linear to 0.1 and WSD end far below)
 SHORT_RUN = 50  # least steps of a run; in fewer the last step's LR is not near the schedule's end
+REACHED = 0.3  # of the declared peak, that a schedule comes to somewhere
 FLOOR_SHARE = 0.3  # share of a run after warm-up at the schedule's lowest LR, from which on a horizon is too short
 CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # need not end low
 RESTARTS = ("resume", "branch", "fallback", "moved")
@@ -38,7 +39,26 @@ def check_schedule(evidence: Evidence) -> Findings:
         knob = f"schedule.name={evidence.values['schedule.name']!r}: finite and at least 0 at every step"
         where = int(lr.steps[bad][0]), int(lr.steps[bad][-1])
         return [make_verdict("schedule_invalid", "test", np.inf, text, knob, "scalelab schedule --config=…", where)]
-    return [*_unlike_config(evidence, lr), *_end(evidence, lr)]
+    return [*_unlike_config(evidence, lr), *_end(evidence, lr), *_height(evidence, lr)]
+
+
+def _height(evidence: Evidence, lr: Series) -> Findings:
+    """Judge a declared schedule that never comes near its declared peak: a factor of its own is in another unit."""
+    name, peak = str(evidence.values["schedule.name"]), float(evidence.values["optim.peak_lr"] or 0.0)
+    if ":" in name or not peak > 0 or lr.steps[-1] <= float(evidence.values["schedule.warmup_steps"] or 0):
+        return []
+    share = float(np.max(evidence.scheduled_lr.values)) / peak
+    if not 0 < share < REACHED:
+        return []
+    text = f"schedule.name={name!r} is at most {share:.2g} of its declared peak {peak:g} at the {len(lr.steps)} logged "
+    text += "steps, and the warm-up is over: what it multiplies the peak with is small from the start"
+    factors = sorted(key for key in evidence.values if key.startswith("schedule.") and key.endswith("_scale"))
+    factors = [f"{key}={evidence.values[key]}" for key in factors if name in key]
+    text += f" ({', '.join(factors)})" if factors else ""
+    knob = f"the factors of schedule.name={name!r}" + (f": {', '.join(factors)} in its own unit" if factors else "")
+    confirm = f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}"
+    where = int(lr.steps[0]), int(lr.steps[-1])
+    return [make_verdict("schedule_wrong", "signature", 2 * REACHED / share, text, knob, confirm, where)]
 
 
 def _unlike_config(evidence: Evidence, lr: Series) -> Findings:

@@ -7,6 +7,7 @@ from scalelab.diagnose.statistics import MAD_TO_SIGMA
 BUCKETS = 4096  # ids are counted modulo this
 SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
 OUTLIER = 8.0  # threshold of a window's bigram score, in robust sigmas
+STRANGE = 0.05  # share of tokens that the other windows never have, from which windows are noise
 CONSTANT = 0.9  # share of one token from which a window is constant
 IN_RANDOM_ORDER = "usual tokens in random order"
 REPETITIVE = 0.25  # distinct pairs of a window / the median window's, below which a window repeats itself
@@ -55,6 +56,30 @@ def far_from_median(scores: np.ndarray, least: float) -> np.ndarray:
     """Find scores farther from the median than OUTLIER robust sigmas and `least`."""
     away = np.abs(scores - np.median(scores))
     return away > max(OUTLIER * MAD_TO_SIGMA * float(np.median(away)), least)
+
+
+def running_median(scores: np.ndarray, width: int) -> np.ndarray:
+    """The median of each score [n] and its neighbours, `width` together, fewer at the ends: what lasts, not one."""
+    padded = np.pad(scores, (width // 2, width - 1 - width // 2), mode="reflect")
+    medians: np.ndarray = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    return medians
+
+
+def lasts(odd: np.ndarray) -> np.ndarray:
+    """Whether each window [n] has a neighbour in the sample that is odd too: a place, not a stretch of a document."""
+    beside = np.pad(odd, 1)
+    neighbours: np.ndarray = beside[:-2] | beside[2:]
+    return neighbours
+
+
+def is_foreign(odd: np.ndarray, others: np.ndarray) -> bool:
+    """Whether windows hold what no text of the others does: one token over and over, or tokens that they never have.
+
+    Else they are of the same letters in another use, as a table or an encoded picture inside a document.
+    """
+    known = np.bincount(others.ravel() % BUCKETS, minlength=BUCKETS) > 0
+    largest = np.mean([np.bincount(row % BUCKETS).max() / len(row) for row in odd])
+    return bool(largest > CONSTANT or np.mean(~known[odd % BUCKETS]) > STRANGE)
 
 
 def describe_windows(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:

@@ -8,7 +8,10 @@ from scalelab.diagnose.checks.read.bigrams import (
     count_pairs,
     describe_windows,
     far_from_median,
+    is_foreign,
+    lasts,
     order_knowledge,
+    running_median,
     window_scores,
 )
 from scalelab.diagnose.evidence import Evidence
@@ -19,7 +22,7 @@ from scalelab.train.single import load_run_dataset
 
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
 BLOCK = 8  # number of neighbouring windows that are also judged together, as single ones carry little evidence
-LEAST_BLOCK_SCORE = 0.25  # threshold of a block's mean, in nats a token
+LEAST_BLOCK_SCORE = 0.25  # threshold of a block's median, in nats a token
 OUTLIERS = 0.01  # share of windows
 DUPLICATES = 0.05  # share of documents equal to an earlier one
 SINGLE, LEAST_SINGLE = 0.02, 50  # share of tokens in documents of one token, and how many of these
@@ -27,7 +30,7 @@ REPEATED_RUN = 10  # documents that repeat others in the same order
 EPOCHS = 4.0  # epochs beyond which repetition is worth less (Muennighoff et al. 2023, fig. 1)
 OVERFIT = 0.1  # nats that the validation loss is above the training loss
 CORRELATION = 5.0  # standard errors of the rank correlation of window number and position
-SHORT_WINDOW = 64  # tokens up to which one window says little; then means of blocks alone are judged
+SHORT_WINDOW = 64  # tokens up to which one window says little; then blocks alone are judged
 NEIGHBOURS = 0.2  # share of windows that follow their predecessor in the corpus
 UNUSED = 0.5  # share of the model's vocabulary that the tokenizer does not have
 BELOW_ENTROPY = 0.02  # nats that a validation loss lies below the language's entropy rate
@@ -118,10 +121,10 @@ def _corrupted(data: DataSample) -> Findings:
     distinct = count_pairs(data.windows)
     odd = far_from_median(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
     odd &= data.windows.shape[1] > SHORT_WINDOW  # a line of digits among sentences is no damage
+    if np.mean(odd) > OUTLIERS and not is_foreign(data.windows[odd], data.windows[~odd]):
+        odd &= lasts(odd)
     if np.mean(odd) <= OUTLIERS and len(scores) >= 8 * BLOCK:
-        blocks = np.arange(len(scores)) * (len(scores) // BLOCK) // len(scores)
-        means = np.bincount(blocks, scores) / np.bincount(blocks)
-        odd = far_from_median(means, LEAST_BLOCK_SCORE)[blocks]
+        odd = far_from_median(running_median(scores, BLOCK), LEAST_BLOCK_SCORE)
     share = float(np.mean(odd))
     if share <= OUTLIERS:
         return []

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scalelab.data.batches.batches import val_batches
 from scalelab.data.shards import Split
 from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.checks.read.again.batches import Stretch
@@ -12,10 +13,13 @@ from scalelab.diagnose.checks.read.again.shingles import (
     find_shingles,
     take_documents,
 )
+from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import BYTES, DataSample
 from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
 
 ASKED = "rows read are text of the training split"
+EVALUATED = "windows of the validation loss are text of the validation split"
+LEAST = 8  # passages
 MOST = 2_000_000  # tokens of each split that are compared
 # Share of the passages read that stand in validation and in no training document. Of whole splits none do; of a part of
 # the training documents, boilerplate of the others does.
@@ -49,6 +53,34 @@ def judge_held_out(data: DataSample, stretch: Stretch) -> Findings:
     confirm = f"scalelab diagnose RUN --batch={first}"
     where = first, int(stretch.steps[-1]) + 1
     return [Judged(ASKED), make_verdict("val_in_train", "test", np.inf, text, knob, confirm, where)]
+
+
+def judge_evaluated(evidence: Evidence, data: DataSample) -> Findings:
+    """Look for the passages of the windows that validation losses are taken on: do they stand in the training data?"""
+    v = evidence.values
+    if data.dataset.description.get("val_sources"):
+        return []
+    length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
+    sets = [
+        val_batches(part, v["model.seq_len"], v["train.global_batch"], v["eval.batches"])
+        for part in data.dataset.val_parts
+    ]
+    rows = np.concatenate([part.reshape(-1, part.shape[-1]) for part in sets])
+    rows = np.maximum(unmask_ids(rows[(rows >= 0).any(axis=1)]), 0)
+    passages, _ = find_shingles(Documents(rows.ravel(), np.arange(len(rows) + 1) * rows.shape[1]), length)
+    held_out, whole = _passages([part.val for part in data.dataset.parts], length)
+    if len(passages) < LEAST or not whole:
+        return []
+    foreign = ~np.isin(passages, held_out)
+    trained, _ = _passages([part.train for part in data.dataset.parts], length)
+    share = float(np.mean(foreign & np.isin(passages, trained)))
+    if share <= FOREIGN:
+        return [Judged(EVALUATED)]
+    text = f"{share:.0%} of the passages that validation losses are taken on stand in the training split and in no "
+    text += f"validation document ({len(rows)} windows): the validation loss measures memory"
+    knob = "take validation windows from the validation split"
+    confirm = "scalelab eval RUN on documents held out at random"
+    return [Judged(EVALUATED), make_verdict("val_in_train", "test", np.inf, text, knob, confirm)]
 
 
 def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:

@@ -16,7 +16,7 @@ from scalelab.diagnose.checks.read.again.batches import (
     unreadable,
 )
 from scalelab.diagnose.checks.read.again.explain import are_windows, find_elsewhere, reads_corpus_in_order
-from scalelab.diagnose.checks.read.held_out import judge_held_out
+from scalelab.diagnose.checks.read.held_out import judge_evaluated, judge_held_out
 from scalelab.diagnose.checks.read.order import judge_order
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
@@ -73,7 +73,7 @@ def check_rows(evidence: Evidence) -> Findings:
         findings += [*_other_rows(evidence, each), *_without_targets(evidence, each), *_lost_targets(evidence, each)]
         findings += judge_order(evidence, each.stretch)
         findings += judge_held_out(evidence.data, each.stretch) if evidence.data is not None else []
-    return findings
+    return [*findings, *(judge_evaluated(evidence, evidence.data) if evidence.data is not None else [])]
 
 
 def _compare(evidence: Evidence, stretch: Stretch, separator: int | None) -> Compared:

@@ -1,7 +1,8 @@
 """Test whether validation and training documents are of one distribution, against splits drawn anew.
 
 Tokens and pairs of neighbours are counted by document in buckets. The null draws validation sets of as many tokens from
-all documents together, whole ones, as the split itself does: neighbours within a document are not independent.
+all documents together, whole ones, as the split itself does: neighbours within a document are not independent. Where
+few documents are held out, the null draws from those of training alone, and must be exceeded by more.
 """
 
 from typing import NamedTuple
@@ -14,22 +15,27 @@ from scalelab.diagnose.checks.read.again.shingles import MULTIPLY, Documents, mi
 SPLITS = 400  # draws of the null
 SIGMAS = 6.0  # standard deviations of the distance's root above the null's mean, and above all draws
 LEAST_VAL, LEAST_ALL = 4, 24  # documents
+FEW_TRAIN, FEW_TIMES = 8, 2.0  # documents; times the largest distance among them that few held-out ones must exceed
 MOST = 1500  # documents of each side that are counted
 IDS, PAIRS = 256, 512  # buckets
 
 
 class Distance(NamedTuple):
-    """Distance of both sides, the root of a chi-square; of the null its median and largest; `sigmas` above its mean."""
+    """Distance of both sides, the root of a chi-square; of the null its median and largest; `sigmas` above its mean.
+
+    `times`: how often the null's largest must be exceeded.
+    """
 
     value: float
     usual: float
     largest: float
     sigmas: float
+    times: float = 1.0
 
     @property
     def differs(self) -> bool:
         """Whether the sides are of two distributions."""
-        return self.sigmas > SIGMAS and self.value > self.largest
+        return self.sigmas > SIGMAS and self.value > self.times * self.largest
 
 
 def compare_sides(train: Documents, val: Documents) -> Distance | None:
@@ -40,17 +46,20 @@ def compare_sides(train: Documents, val: Documents) -> Distance | None:
     sizes = counts[:, :IDS].sum(axis=1)
     wanted = float(sizes[is_val].sum())
     eligible = np.flatnonzero(sizes <= OVERSHOOT * wanted)
-    if is_val.sum() < LEAST_VAL or len(eligible) < LEAST_ALL:
+    few = is_val.sum() < LEAST_VAL or len(eligible) < LEAST_ALL
+    if few:  # then those held out come up among the draws, so they are left out of them
+        eligible = eligible[~is_val[eligible]]
+    if not is_val.any() or len(eligible) < (FEW_TRAIN if few else LEAST_ALL):
         return None
     rng = np.random.default_rng(0)
     orders = eligible[np.argsort(rng.random((SPLITS, len(eligible))), axis=1)]
     drawn = np.zeros((SPLITS, len(counts)), np.float32)
     before = np.cumsum(sizes[orders], axis=1) - sizes[orders]
     np.put_along_axis(drawn, orders, (before < wanted).astype(np.float32), axis=1)
-    null = np.sqrt(_distances(drawn, counts))
+    null = np.sqrt(_distances(drawn[:, ~is_val], counts[~is_val]) if few else _distances(drawn, counts))
     value = float(np.sqrt(_distances(is_val[None].astype(np.float32), counts)[0]))
     sigmas = (value - null.mean()) / max(float(null.std()), 1e-6)
-    return Distance(value, float(np.median(null)), float(null.max()), float(sigmas))
+    return Distance(value, float(np.median(null)), float(null.max()), float(sigmas), FEW_TIMES if few else 1.0)
 
 
 def _counts(documents: Documents) -> np.ndarray:
