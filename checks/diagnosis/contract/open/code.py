@@ -58,7 +58,7 @@ CASES = (
         "code",
         "norms multiply by 1 + gain, though gains begin at one",
         Answer(("norm", "gain", "layer")),
-        edits=(Edit(LAYERS, "    y = y * gain\n", "    y = y * (1.0 + gain)\n"),),
+        edits=(Edit(LAYERS, "scaling.eps)) * gain\n", "scaling.eps)) * (1.0 + gain)\n"),),
         harm="small",
     ),
 )

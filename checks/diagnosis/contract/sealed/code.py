@@ -105,8 +105,8 @@ CASES = (
         edits=(
             Edit(
                 "model/layers.py",
-                "jnp.mean(x * x, axis=over, keepdims=True) + eps",
-                "jnp.mean(x * x, axis=(1, *over), keepdims=True) + eps",
+                "jnp.mean(x * x, axis=scaling.over, keepdims=True)",
+                "jnp.mean(x * x, axis=(1, *scaling.over), keepdims=True)",
             ),
         ),
         harm="small at training; text that is written token by token is wrong",
