@@ -128,12 +128,11 @@ def _main(argv: Sequence[str]) -> int:
         if name not in KINDS:
             raise BadInput(f"--only: no kind {name!r}{nearest_hint(name, KINDS)}")
     options.workdir.mkdir(parents=True, exist_ok=True)
-    rows, studies = [], []
+    rows = []
     for name in asked or KINDS:
-        studies += [judge_study(name, number, options.workdir) for number in range(options.studies)]
-        rows.append(count_studies(name, studies[-options.studies :]))
+        rows.append(count_studies(name, [judge_study(name, n, options.workdir) for n in range(options.studies)]))
         print_status(f"{name}: {rows[-1]['last']}")
-    result = result_header("hostile.hidden_ablations", argv) | {"rows": rows, "studies": studies}
+    result = result_header("hostile.hidden_ablations", argv) | {"rows": rows}  # a study is drawn again by its number
     place = RESULTS if not asked and options.studies >= 20 else options.workdir
     return publish_result(place, "hidden_ablations", result, format_page(result), options.json)
 
