@@ -26,7 +26,8 @@ def test_the_committed_table_names_what_it_holds_and_what_it_does_not(committed)
     names = {row["name"] for row in (*committed["plants"], *committed["healthy"])}
     assert names <= {*PLANTS, *HEALTHY} and committed["planted"] >= 40 and committed["first"] >= 36
     assert {row["seed"] for row in (*committed["plants"], *committed["healthy"])} <= {0, 1}
-    assert (RESULTS / "diagnose.md").read_text() == study.format_page(committed)
+    page, _, _ = (RESULTS / "diagnose.md").read_text().partition("\nCode: ")  # marks of `tests.claims.same`
+    assert page == study.format_page(committed)
 
 
 def test_the_counts_are_those_of_the_rows(committed):

@@ -36,7 +36,8 @@ def test_a_table_of_losses_is_judged_by_what_it_has(tmp_path, capsys):
     assert "spikes of the loss" in course["judged"] and "a loss that rises for good" in course["judged"]
     assert settings["judged"] == ["LR, by what the loss does"]
     assert sorted(gap["missing"] for gap in settings["not_judged"]) == [
-        "no line with update_norm and param_norm", "the run does not tell optim.name",
+        "no line with update_norm and param_norm", "the run does not tell model.logit_softcap",
+        "the run does not tell optim.groups", "the run does not tell optim.name", "the run does not tell optim.name",
     ]  # fmt: skip
 
 

@@ -152,7 +152,8 @@ def runs(tmp_path, monkeypatch):
         for i, (N, tokens, loss) in enumerate(zip(ACTIVE.tolist(), D.tolist(), LOSS.tolist(), strict=True))
     ]  # fmt: skip
     monkeypatch.setattr("scalelab.api.laws.fit_rows.read_grid", lambda folder: ([dict(row) for row in rows], ()))
-    (tmp_path / "record.json").write_text("{}")  # a folder of ours, not a source of another program
+    (tmp_path / "r0").mkdir()  # a folder of runs of ours, not a source of another program
+    (tmp_path / "r0" / "config.json").write_text('{"train": {}}')
     return tmp_path
 
 

@@ -56,10 +56,8 @@ def _attention_cap(evidence: Evidence) -> list[Verdict]:
 
 def _norm_eps(evidence: Evidence) -> list[Verdict]:
     rms, eps = evidence.layer_series("residual_rms").finite(), float(evidence.values["model.norm_eps"])
-    if not len(rms.steps):
-        return []
-    square = float(np.median(np.square(rms.values)))
-    if eps <= square:
+    square = float(np.median(np.square(rms.values))) if len(rms.steps) else 0.0
+    if not 0 < square < eps:
         return []
     text = f"model.norm_eps={eps:g} is above the mean square of the residual stream, {square:.2g}: the norms hardly "
     return _verdict(eps / square, f"{text}normalize", "model.norm_eps=1e-6")
