@@ -127,7 +127,7 @@ def _with_foreign(read: Callable[[Any], Any], with_files: bool) -> Callable[[Any
     def open_runs(value: Path) -> Path:
         value = read(value)
         path = pathlib.Path(os.path.expanduser(value))
-        if path.is_dir() and listing.holds_runs(path):  # runs of ours: the readers load jax
+        if os.path.isdir(path) and listing.holds_runs(path):  # runs of ours: the readers load jax
             return value
         from scalelab.foreign.opened import open_if_foreign  # here: its readers are for such runs only
 
