@@ -33,6 +33,7 @@ MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 
 AxisNames = tuple[str | None, ...]  # logical axes of an array
 Capability = tuple[int, int]  # CUDA's compute capability: major, minor
+NO_CUDA = (0, 0)  # of a GPU of another maker than NVIDIA
 ASSUMED_CAPABILITY = (9, 0)  # of a GPU that is neither here nor named: Hopper's
 _PLATFORM = jax.make_user_context(("", None))  # (backend, capability); part of the keys of jax's caches
 
@@ -47,8 +48,10 @@ def target_capability() -> Capability:
     """The compute capability of the GPU that programs are traced for: the one set, or here, or else assumed."""
     platform, capability = _PLATFORM.value
     if capability is None and not platform and jax.default_backend() == "gpu":
-        words = str(getattr(jax.local_devices()[0], "compute_capability", "9.0")).split(".")
-        capability = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)  # AMD's say "gfx942"
+        text = getattr(jax.local_devices()[0], "compute_capability", None)
+        words = [] if text is None else str(text).split(".")
+        known = (int(words[0]), int(words[1])) if len(words) == 2 else NO_CUDA  # AMD's say "gfx942"
+        capability = known if words else None
     return capability or ASSUMED_CAPABILITY
 
 

@@ -129,6 +129,25 @@ def test_live_asks_the_model(trained):
     assert measured["sharpness_limit"] == pytest.approx(38, rel=1e-6) and measured["sharpness_lr"] > 0
 
 
+@pytest.mark.full
+def test_a_small_program_is_asked_without_an_option(run, capsys):
+    assert main(["diagnose", str(run), "--json"]) in (0, 1)
+    result = json.loads(capsys.readouterr().out)
+    assert result["program"] == "asked, from the checkpoint of step 4, as it is small (--fast leaves it out)"
+    assert "mask_leak" not in {gap["cause"] for gap in result["gaps"]}
+
+
+def test_a_large_program_is_not_asked_whatever_its_record_says(run, capsys, monkeypatch):
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps(record | {"params": record["params"] | {"total": 1}}))
+    monkeypatch.setattr("scalelab.diagnose.probes.probes.QUICK", 1e5)
+    assert main(["diagnose", str(run)]) == 1  # the record was edited
+    text = capsys.readouterr().out
+    assert re.search(
+        r"^program: not asked: a step of it takes \S+ FLOPs, which is not small; --live asks it$", text, re.M
+    )
+
+
 @pytest.mark.slow
 def test_live_sees_forks_of_the_model(trained):
     subject = load_subject(gather_evidence(trained / "run"))
@@ -156,6 +175,7 @@ def test_mistakes_are_one_line_and_2(run, tmp_path, capsys):
         ([run, "--batch=9"], "the run has steps 1 to 4"),
         ([run, "--batch=1"], "no intact checkpoint"),
         ([run, "--live"], "no checkpoint"),
+        ([run, "--live", "--fast"], "--live asks the program, and --fast does not: leave one out"),
         ([run, f"--against={tmp_path}"], "is not a run folder"),
     ):
         assert main(["diagnose", *map(str, arguments)]) == 2

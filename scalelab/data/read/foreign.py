@@ -11,17 +11,18 @@ HEAD_BYTES = 32  # bytes
 
 
 class ForeignKind(NamedTuple):
-    """A kind of file, the endings of its names, its first bytes, and how to convert it into a readable one."""
+    """A kind of file, the endings of its names, its first bytes, how to convert it, and what is wanted instead."""
 
     what: str
     endings: tuple[str, ...]
     begins: bytes  # a regular expression
     instead: str
+    wanted: str = "text"
 
 
 FOREIGN_KINDS = (
     ForeignKind("text in UTF-16 or UTF-32", (), rb"\xff\xfe|\xfe\xff|\x00\x00\xfe\xff",
-         "iconv -f UTF-16 -t UTF-8 (or UTF-32) converts it"),
+         "iconv -f UTF-16 -t UTF-8 (or UTF-32) converts it", wanted="UTF-8"),
     ForeignKind("a Feather table of version 1", (), rb"FEA1", "write it as parquet or Arrow, which are read"),
     ForeignKind("an Arrow table", (), rb"ARROW1\x00\x00", "name it .arrow, and it is read by column"),
     ForeignKind("a numpy array", (), rb"\x93NUMPY", "name it .npy: token ids are read"),
@@ -60,9 +61,7 @@ def check_not_foreign(where: str, begins: bytes = b"") -> None:
     name = inner_name(where.lower())
     for kind in FOREIGN_KINDS:
         if name.endswith(kind.endings) or re.match(kind.begins, begins, re.DOTALL):
-            raise BadInput(
-                f"{where} is {kind.what}, not {'UTF-8' if 'text in' in kind.what else 'text'}: {kind.instead}"
-            )
+            raise BadInput(f"{where} is {kind.what}, not {kind.wanted}: {kind.instead}")
 
 
 def check_text_file(path: str) -> None:

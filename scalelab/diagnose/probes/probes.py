@@ -32,6 +32,8 @@ from scalelab.diagnose.probes.training import (
     probe_precision,
 )
 from scalelab.errors import BadInput
+from scalelab.record import records
+from scalelab.record.soundness import size
 
 QUICK = 2e11  # FLOPs of a probe that is asked without --live: some seconds of a CPU core at 3e10 a second
 Measured = dict[str, Any]
@@ -71,9 +73,13 @@ def describe_error(error: Exception) -> str:
 
 
 def count_step_flops(evidence: Evidence) -> float | None:
-    """6 FLOPs a parameter and token of a training step; None if the run has no record of its parameters."""
+    """6 FLOPs a parameter and token of a training step; None if neither its config nor its record tells parameters.
+
+    A record may lie about the size of what would be computed here, so that of both the larger counts.
+    """
     tokens = float(evidence.values["train.global_batch"]) * float(evidence.values["model.seq_len"])
-    return 6.0 * evidence.n_parameters * tokens if evidence.n_parameters else None
+    counted = size.count_parameters(records.read_config(evidence.folder)) or {"total": 0}
+    return 6.0 * max(counted["total"], evidence.n_parameters) * tokens or None
 
 
 def run_probes(evidence: Evidence, most_flops: float = math.inf) -> Evidence:
