@@ -49,8 +49,10 @@ def test_weights_decide_and_one_loss_is_best_at_one_domain(tmp_path, capsys):
     # 3 exp(-1.5 r) + exp(-1.5 (1 - r)) is least at r = 1/2 + log(3) / 3
     assert result["shares"]["r1"] == pytest.approx(0.5 + np.log(3) / 3, abs=0.06)
     assert main(["fit", str(path), "--law=mixture", "--losses=loss_web", "--bootstrap=40", f"--json={place}"]) == 0
-    assert json.loads(place.read_text())["shares"]["r1"] == pytest.approx(1, abs=1e-3)
-    assert "a law of one loss is best at one domain alone" in capsys.readouterr().out
+    assert json.loads(place.read_text())["shares"]["r1"] == pytest.approx(0.95)  # the largest share that was tried
+    out = capsys.readouterr().out
+    assert "a law of one loss is best at one domain alone" in out
+    assert "r1: held at 0.95, an end of what was tried; the laws alone go to 1" in out
 
 
 @pytest.mark.full
