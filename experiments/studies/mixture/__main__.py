@@ -176,7 +176,7 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         f"At the small size the best shares gain {result['proxy_gain']:.4f} nats ({least:.4f} to {most:.4f}) over the "
         "best mixture of the lattice, by the laws.", "",
         *(line for name, share in result["held"].items() for line in (
-            f"By the laws alone the share of {name} would be {share:.3f}: it is held at an end of what was tried.", "")),
+            f"By the laws alone the share of {name} would be {share:.3f}: it is held where the tried ones end.", "")),
         f"Ladder: {runs.RULE.text()}.",
     ]  # fmt: skip
 
