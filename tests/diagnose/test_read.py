@@ -14,7 +14,8 @@ from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.data import dataset
 from scalelab.data.batches import mixture
-from scalelab.data.batches.batches import TrainBatches
+from scalelab.data.batches.batches import TrainBatches, val_batches
+from scalelab.diagnose.checks.read import held_out
 from scalelab.train.single import train_single
 from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
@@ -204,6 +205,12 @@ def twice_in_an_epoch():
     return mock.patch.object(mixture, "window_numbers", draw)
 
 
+def each_pass_alike():
+    """One permutation for all epochs: the seed of the shuffle has no epoch."""
+    right = mixture.window_numbers
+    return mock.patch.object(mixture, "window_numbers", lambda positions, n, *key: right(positions % n, n, *key))
+
+
 def by_length(seed=0):
     """The run's rows, sorted by their number of words."""
     right = TrainBatches.numbered
@@ -221,21 +228,43 @@ def by_length(seed=0):
 @pytest.mark.parametrize(
     ("fork", "cause", "words"),
     one_in(
-        2,
+        3,
         [
             (twice_in_an_epoch, "repeated_batches", "in the same epoch"),
+            (each_pass_alike, "repeated_batches", "each pass reads the same batches in the same order"),
             (by_length, "not_shuffled", "follows the place in the stream"),
         ],
     ),
 )
 def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path, capsys):
     changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "train__steps": 48}
+    changed |= {"data__unique_tokens": "400"} if fork is each_pass_alike else {}
     with fork():
         train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
         capsys.readouterr()
         main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:sound"])
     causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
     assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
+
+
+def other_letters(*arguments):
+    """Validation windows whose letters a to e are made upper-case, as by an evaluation of other code."""
+    rows = val_batches(*arguments)
+    return np.where((rows >= 97) & (rows <= 101), rows - 32, rows)
+
+
+@pytest.mark.full
+def test_validation_text_that_is_changed_before_the_loss_is_of_another_kind(tmp_path, capsys):
+    changed = RUN | {"data__source": f"{__name__}:sound", "model__vocab_size": 256, "model__seq_len": 64}
+    train_single(config(**changed | {"data__cache_dir": str(tmp_path / "cache")}), tmp_path / "run")
+    for read, known in ((other_letters, False), (val_batches, True)):
+        capsys.readouterr()
+        with mock.patch.object(held_out, "val_batches", read):
+            main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:sound"])
+        answer = json.loads(capsys.readouterr().out)
+        causes = {verdict["cause"]: verdict["evidence"] for verdict in answer["verdicts"]}
+        assert ("stand in no document" in causes.get("val_of_another_kind", "")) != known, causes
+        assert held_out.EVALUATED in answer["judged"]
 
 
 RANKS = """

@@ -80,7 +80,7 @@ class FittedMixture(NamedTuple):
             "best_tried": dict(zip(self.domains, map(float, self.tried[best.tried]), strict=True)),
             "gain": best.gain,
             "gain_interval": list(best.gain_interval),
-            "outside": [self.domains[i] for i in best.outside],
+            "held": {self.domains[i]: share for i, share in best.held.items()},
             "gap": best.gap,
             "resamples": best.draws,
             "n_rows": len(self.tried),
@@ -105,7 +105,7 @@ def fit_mixture(
     columns: Mapping[str, str] | None = None, where: str | Sequence[str] = (), bootstrap: int = 400, seed: int = 0,
     level: float = 0.9,
 ) -> FittedMixture:  # fmt: skip
-    """Fit a mixing law to each of several validation losses, and find the shares of least weighted loss.
+    """Fit a mixing law to each of several validation losses, and find the shares of least loss within those tried.
 
     `losses`: columns, or their weights (default: every loss of a source, alike); a table's shares are its columns r1,
     r2, … (`proportion_domain_1`, `share 2`), a run's its data.mixture. `where`: which rows, of one size of model.

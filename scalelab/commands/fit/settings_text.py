@@ -206,7 +206,10 @@ def describe_shares(fitted: FittedMixture) -> list[str]:
         + ("" if least > 0 else ": no gain is shown"),
         f"intervals: refits to {best.draws} resamples; the shares lose at most {best.gap:.1g} to the best of the laws",
     ]
-    lines += [f"outside what was tried: {', '.join(fitted.domains[i] for i in best.outside)}"] * bool(best.outside)
+    lines += [
+        f"{fitted.domains[i]}: held at {best.shares[i]:.3g}, an end of what was tried; the laws alone go to {share:.3g}"
+        for i, share in best.held.items()
+    ]
     if len(fitted.weights) == 1:
         lines.append("a law of one loss is best at one domain alone: --losses=A,B weighs several validation domains")
     return lines + [f"{name}: {warning}" for name, law in fitted.laws.items() for warning in law.warnings()]

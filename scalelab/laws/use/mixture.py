@@ -2,7 +2,10 @@
 
 Ye et al. 2024 (arXiv 2403.16952), eq. 1: the loss of validation domain i is c_i + k_i exp(sum_j t_ij r_j). A weighted
 sum of such losses is convex in the shares r, so its least value on the simplex is one, and the gap of Frank & Wolfe
-bounds how far any shares are from it. Legend: V validation losses, K training domains, B resamples.
+bounds how far any shares are from it. The shares stay within those that were tried, domain by domain: a law says
+little of a domain that is left out, and what it says there is an extrapolation.
+
+Legend: V validation losses, K training domains, B resamples, P mixtures tried.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +18,8 @@ from scalelab.laws.solve.optimum import FitError
 
 MOST_DRAWS = 400  # resamples whose best shares are searched for
 LARGEST_GAP = 1e-4  # nats: what the shares found may lose to the best ones
+ON_SIMPLEX = 1e-6  # how far the sum of shares may lie from one
+SEEN = 0.01  # a share that lies less than this beyond those tried is not spoken of
 
 
 class Resampled(Protocol):
@@ -64,7 +69,8 @@ class BestShares(NamedTuple):
 
     `loss`: the weighted loss there, with `loss_interval` of the law (a run scatters by its noise too); `gain`: how far
     it lies below that of the best mixture that was tried (`tried`, its place) by the laws, with `gain_interval`.
-    `outside`: domains whose best share is beyond those tried. `gap`: what the shares may lose to the best ones, nats.
+    `held`: {domain's place: its share by the laws alone} of domains that are held at the end of what was tried.
+    `gap`: what the shares may lose to the best ones within what was tried, nats.
     """
 
     shares: np.ndarray
@@ -75,7 +81,7 @@ class BestShares(NamedTuple):
     tried: int
     gain: float
     gain_interval: tuple[float, float]
-    outside: tuple[int, ...]
+    held: dict[int, float]
     gap: float
     draws: int
 
@@ -100,19 +106,47 @@ def stack_laws(fits: Sequence[FittedLaw], weights: Sequence[float]) -> tuple[Mix
     return whole, draws
 
 
-def find_best(laws: MixingLaws, start: np.ndarray | None = None) -> tuple[np.ndarray, float]:
-    """(the shares [K] of least weighted loss, a bound on what they lose to the best). FitError above LARGEST_GAP."""
-    count = laws.t.shape[1]
-    even = np.full(count, 1 / count)
-    best, least = even, np.inf
-    for begin in (even if start is None else start, even):
+class Region(NamedTuple):
+    """The shares that are looked at: those of a simplex between `low` [K] and `high` [K]."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    def least(self, slope: np.ndarray) -> np.ndarray:
+        """The shares [K] of the region with the least slope @ shares: domains are filled in the order of slope."""
+        shares = self.low.copy()
+        for place in np.argsort(slope):
+            shares[place] += min(self.high[place] - self.low[place], 1 - shares.sum())
+        return shares
+
+
+def whole_simplex(count: int) -> Region:
+    """All shares of `count` domains."""
+    return Region(np.zeros(count), np.ones(count))
+
+
+def span_tried(tried: np.ndarray) -> Region:
+    """The shares between the least and the largest that were tried [P, K], domain by domain."""
+    return Region(tried.min(0), tried.max(0))
+
+
+def find_best(laws: MixingLaws, region: Region, start: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+    """(the shares [K] of least weighted loss in the region, a bound on what they lose to the best there).
+
+    FitError if the bound is above LARGEST_GAP.
+    """
+    inside = region.least(np.zeros(len(region.low)))
+    best, least = inside, np.inf
+    for begin in (inside if start is None else start, inside):
         found = optimize.minimize(
-            laws.loss, begin, jac=laws.slope, method="SLSQP", bounds=[(0, 1)] * count, options={"ftol": 1e-12},
-            constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": lambda r: np.ones(count)},
+            laws.loss, begin, jac=laws.slope, method="SLSQP", bounds=list(zip(*region, strict=True)),
+            constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": lambda r: np.ones(len(r))},
+            options={"ftol": 1e-12},
         )  # fmt: skip
-        shares = np.clip(np.nan_to_num(found.x), 0, None)
-        shares = shares / shares.sum() if shares.sum() else even
-        if (gap := bound_loss(laws, shares)) < least:
+        shares = np.clip(np.nan_to_num(found.x), *region)
+        if abs(shares.sum() - 1) > ON_SIMPLEX:
+            continue
+        if (gap := bound_loss(laws, shares, region)) < least:
             best, least = shares, gap
         if least <= LARGEST_GAP / 10:
             break
@@ -121,10 +155,10 @@ def find_best(laws: MixingLaws, start: np.ndarray | None = None) -> tuple[np.nda
     return best, least
 
 
-def bound_loss(laws: MixingLaws, shares: np.ndarray) -> float:
-    """An upper bound on how far the loss at `shares` lies above the least one (Frank & Wolfe 1956; convex losses)."""
+def bound_loss(laws: MixingLaws, shares: np.ndarray, region: Region) -> float:
+    """An upper bound on how far the loss at `shares` lies above the least of the region (Frank & Wolfe 1956)."""
     slope = laws.slope(shares)
-    return float(slope @ shares - slope.min())
+    return max(0.0, float(slope @ (shares - region.least(slope))))
 
 
 def best_shares(
@@ -135,12 +169,14 @@ def best_shares(
     Intervals are percentiles of the best shares of each resample. FitError where an optimum is not certain.
     """
     whole, draws = stack_laws(fits, weights)
-    shares, gap = find_best(whole)
-    found = np.array([find_best(each, shares)[0] for each in draws]).reshape(len(draws), len(shares))
+    region = span_tried(tried)
+    shares, gap = find_best(whole, region)
+    free, _ = find_best(whole, whole_simplex(len(shares)))
+    found = np.array([find_best(each, region, shares)[0] for each in draws]).reshape(len(draws), len(shares))
     place = int(np.argmin([whole.loss(each) for each in tried]))
     gains = [each.loss(tried[place]) - each.loss(shares) for each in draws]
     losses = [each.loss(shares) for each in draws]
-    outside = np.flatnonzero((shares > tried.max(0) + 0.01) | (shares < tried.min(0) - 0.01))
+    beyond = np.flatnonzero((free > region.high + SEEN) | (free < region.low - SEEN))
     return BestShares(
         shares,
         np.quantile(found, _ends(level), axis=0).T if len(draws) else np.full((len(shares), 2), np.nan),
@@ -150,7 +186,7 @@ def best_shares(
         place,
         whole.loss(tried[place]) - whole.loss(shares),
         _interval(gains, level),
-        tuple(map(int, outside)),
+        {int(place): float(free[place]) for place in beyond},
         gap,
         len(draws),
     )

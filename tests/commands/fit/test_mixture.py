@@ -28,6 +28,12 @@ def write_table(path, n=12, noise=0.001):
     return path
 
 
+def rows_of(path, group):
+    """The rows of a size of the authors' table."""
+    with open(path) as file:
+        return [row for row in csv.DictReader(file) if row["group"] == group]
+
+
 def test_the_best_shares_are_printed_with_intervals_by_the_losses_that_are_there(tmp_path, capsys):
     path = write_table(tmp_path / "mix.csv")
     assert main(["fit", str(path), "--law=mixture", "--bootstrap=40", f"--json={tmp_path / 'fit.json'}"]) == 0
@@ -49,8 +55,10 @@ def test_weights_decide_and_one_loss_is_best_at_one_domain(tmp_path, capsys):
     # 3 exp(-1.5 r) + exp(-1.5 (1 - r)) is least at r = 1/2 + log(3) / 3
     assert result["shares"]["r1"] == pytest.approx(0.5 + np.log(3) / 3, abs=0.06)
     assert main(["fit", str(path), "--law=mixture", "--losses=loss_web", "--bootstrap=40", f"--json={place}"]) == 0
-    assert json.loads(place.read_text())["shares"]["r1"] == pytest.approx(1, abs=1e-3)
-    assert "a law of one loss is best at one domain alone" in capsys.readouterr().out
+    assert json.loads(place.read_text())["shares"]["r1"] == pytest.approx(0.95)  # the largest share that was tried
+    out = capsys.readouterr().out
+    assert "a law of one loss is best at one domain alone" in out
+    assert "r1: held at 0.95, an end of what was tried; the laws alone go to 1" in out
 
 
 @pytest.mark.full
@@ -68,12 +76,18 @@ def test_the_authors_table_of_five_domains(tmp_path, capsys):
     def loss(shares):
         return np.mean([p["c"] + np.exp(sum(p[f"t{i + 1}"] * r for i, r in enumerate(shares))) for p in laws])
 
-    rng = np.random.default_rng(0)
+    shares = np.array(
+        [[float(row[f"proportion_domain_{i + 1}"]) for i in range(DOMAINS)] for row in rows_of(path, "70M")]
+    )
+    low, high = shares.min(0), shares.max(0)
     found = [
-        optimize.minimize(lambda z: loss(np.exp(z) / np.exp(z).sum()), rng.standard_normal(DOMAINS), method="BFGS")
-        for _ in range(5)
-    ]
-    assert loss(list(result["shares"].values())) <= min(each.fun for each in found) + 1e-6
+        optimize.minimize(loss, begin, method="COBYQA", bounds=optimize.Bounds(low, high),
+                          constraints=optimize.LinearConstraint(np.ones(DOMAINS), 1, 1))
+        for begin in shares[::9]
+    ]  # fmt: skip
+    best = np.array(list(result["shares"].values()))
+    assert (best >= low - 1e-9).all() and (best <= high + 1e-9).all()
+    assert loss(best) <= min(each.fun for each in found) + 1e-6
     assert main(["fit", str(path), "--law=mixture", "--bootstrap=5"]) == 0
     assert "'group' has 4 values: if their losses differ, take one" in capsys.readouterr().out
 
@@ -86,8 +100,7 @@ def test_shares_that_a_small_model_names_are_good_for_larger_ones(tmp_path, fitt
     assert main(["fit", str(path), "--law=mixture", f"--where=group == '{fitted_at}'", "--bootstrap=2",
                  f"--json={place}"]) == 0  # fmt: skip
     laws = [each["params"] for each in json.loads(place.read_text())["laws"].values()]
-    with open(path) as file:
-        rows = [row for row in csv.DictReader(file) if row["group"] == "410M"]
+    rows = rows_of(path, "410M")
     domains = range(1, DOMAINS + 1)
     measured = [np.mean([float(row[f"loss_domain_{i}"]) for i in domains]) for row in rows]
     shares = [[float(row[f"proportion_domain_{i}"]) for i in domains] for row in rows]

@@ -35,8 +35,8 @@ def change_lines(folder, change, name="metrics.jsonl", kind="train_loss"):
 
 
 def diagnosed(folder, capsys, *options):
-    """(verdicts by cause, gaps, what was judged, exit code) by the command."""
+    """(verdicts by cause, gaps, what was judged, exit code) by the command, from the folder alone but with --live."""
     capsys.readouterr()
-    code = main([str(folder), "--json", *options])
+    code = main([str(folder), "--json", *([] if "--live" in options else ["--fast"]), *options])
     printed = json.loads(capsys.readouterr().out)
     return {verdict["cause"]: verdict for verdict in printed["verdicts"]}, printed["gaps"], printed["judged"], code

@@ -10,7 +10,7 @@ from scalelab.config.mixture_text import parse_mixture
 from scalelab.experiments.shared import RESULTS
 from scalelab.experiments.studies.mixture import __main__ as study
 from scalelab.experiments.studies.mixture import answers, runs
-from scalelab.laws.use.mixture import MixingLaws, find_best
+from scalelab.laws.use.mixture import MixingLaws, find_best, whole_simplex
 
 C = np.array([2.0, 1.9, 1.0])
 T = np.array([[-2.0, -0.6, -0.2], [-0.4, -1.8, 0.1], [0.3, 0.2, -2.6]])
@@ -47,7 +47,7 @@ def test_the_best_shares_and_the_larger_run_of_a_known_law_are_found():
     losses = {parts: draw(parts, runs.PROXY) for parts in runs.LATTICE}
     fits = answers.fit_laws(losses)
     best = answers.find_shares(fits)
-    truth, _ = find_best(MixingLaws(C, T, np.full(3, 1 / 3)))
+    truth, _ = find_best(MixingLaws(C, T, np.full(3, 1 / 3)), whole_simplex(3))
     assert all(low <= share <= high for share, (low, high) in zip(truth, best.intervals, strict=True))
     held = answers.score_held_out(fits, {parts: draw(parts, runs.PROXY) for parts in runs.HELD_OUT})
     assert all(abs(row["predicted"] - row["measured"]) < 0.01 for row in held)

@@ -75,12 +75,29 @@ def judge_evaluated(evidence: Evidence, data: DataSample) -> Findings:
     trained, _ = _passages([part.train for part in data.dataset.parts], length)
     share = float(np.mean(foreign & np.isin(passages, trained)))
     if share <= FOREIGN:
-        return [Judged(EVALUATED)]
+        return _judge_text(data, rows, np.union1d(held_out, trained), length) or [Judged(EVALUATED)]
     text = f"{share:.0%} of the passages that validation losses are taken on stand in the training split and in no "
     text += f"validation document ({len(rows)} windows): the validation loss measures memory"
     knob = "take validation windows from the validation split"
     confirm = "scalelab eval RUN on documents held out at random"
     return [Judged(EVALUATED), make_verdict("val_in_train", "test", np.inf, text, knob, confirm)]
+
+
+def _judge_text(data: DataSample, rows: np.ndarray, known: np.ndarray, length: int) -> Findings:
+    """Look for passages within a document that no document has: the text was changed on its way to the loss."""
+    if data.dataset.separator is None:
+        return []  # a passage may lie across two documents
+    ends = np.flatnonzero(rows.ravel() == data.dataset.separator)
+    offsets = np.unique(np.concatenate([np.arange(len(rows) + 1) * rows.shape[1], ends, ends + 1]))
+    passages, _ = find_shingles(Documents(rows.ravel(), offsets), length)
+    share = float(np.mean(~np.isin(passages, known))) if len(passages) >= LEAST else 0.0
+    if share <= FOREIGN:
+        return []
+    text = f"{share:.0%} of the passages that validation losses are taken on stand in no document of the data: their "
+    text += "text is changed before the loss, which is that of another kind of text"
+    knob = "read validation windows as training windows are read"
+    confirm = "compare the rows that the loss is taken on with the documents"
+    return [Judged(EVALUATED), make_verdict("val_of_another_kind", "test", np.inf, text, knob, confirm)]
 
 
 def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:

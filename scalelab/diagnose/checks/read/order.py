@@ -1,5 +1,8 @@
 """Judge the order in which a run read its windows against a shuffled one, within each source and stage of a mixture."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from scalelab.config import mixture_text
@@ -11,12 +14,14 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
 
 ORDER = "order against a shuffled null"
+SAME_PLACES = 0.5  # share of windows at the same place in two epochs; of shuffled ones 1 / windows
 CHECKED = 64  # steps whose size is held to the config's closed form
 
 
 def judge_order(evidence: Evidence, stretch: Stretch) -> Findings:
-    """Judge the order of a stretch that was read again, windows read twice in an epoch, and its steps' sizes."""
-    return [*_order(evidence, stretch), *_read_twice(stretch), *_sizes(evidence, stretch)]
+    """Judge the order of a stretch that was read again, within an epoch and from one to the next, and steps' sizes."""
+    places = _places(stretch)
+    return [*_order(evidence, stretch), *_read_twice(places), *_same_order(places), *_sizes(evidence, stretch)]
 
 
 def _order(evidence: Evidence, stretch: Stretch) -> Findings:
@@ -55,30 +60,62 @@ def _order(evidence: Evidence, stretch: Stretch) -> Findings:
     return [Judged(ORDER), make_verdict("not_shuffled", "test", 1 + strongest[0].over, text, knob, confirm, span)]
 
 
-def _read_twice(stretch: Stretch) -> Findings:
-    """Judge windows that are due twice within one epoch of their source, so that others are due never."""
+class Places(NamedTuple):
+    """Windows of one source as they were read [n]: their epochs, their places within it, and their numbers."""
+
+    epoch: np.ndarray
+    place: np.ndarray
+    number: np.ndarray
+
+
+def _places(stretch: Stretch) -> list[Places]:
+    """Where the windows of each source stand in its epochs."""
     batches, seq_len = stretch.batches, stretch.due.shape[2] - 1
     ends = np.cumsum(list(batches.windows.sizes.values()))
     names = list(batches.windows.sizes)
     epochs = {name: tokens // seq_len for name, tokens in batches.unique_tokens.items()}
-    twice, total = 0, 0
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    seen: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in names}
     for step, numbers in zip(stretch.steps.tolist(), stretch.numbers, strict=True):
         before, numbers = batches.rows_by_source(step), numbers[present(numbers)]
         source = np.searchsorted(ends, numbers, side="right")
         for i, name in enumerate(names):
             mine = numbers[source == i]
-            epoch = (before[name] + np.arange(len(mine))) // max(epochs[name], 1)
-            seen[name].append(epoch * (int(ends[-1]) + 1) + mine)
-    for parts in seen.values():
-        keys = np.concatenate(parts)
-        twice, total = twice + len(keys) - len(np.unique(keys)), total + len(keys)
+            seen[name].append((*np.divmod(before[name] + np.arange(len(mine)), max(epochs[name], 1)), mine))
+    return [Places(*map(np.concatenate, zip(*parts, strict=True))) for parts in seen.values()]
+
+
+def _read_twice(sources: Sequence[Places]) -> Findings:
+    """Judge windows that are due twice within one epoch of their source, so that others are due never."""
+    total = sum(len(each.number) for each in sources)
+    twice = total - sum(len(np.unique(np.stack([each.epoch, each.number]), axis=1).T) for each in sources)
     if not twice:
         return [Judged("windows read twice or never in an epoch")]
     text = f"{twice} of {total} windows read were read before in the same epoch, while others of it come never"
     knob = "give each window of an epoch one place: a permutation, not draws"
     confirm = "data/batches/order.py"
     return [make_verdict("repeated_batches", "test", np.inf, text, knob, confirm)]
+
+
+def _same_order(sources: Sequence[Places]) -> Findings:
+    """Judge epochs of a source that come in the order of the one before: their batches are the same ones again."""
+    judged = [Judged("another order in each epoch")] if any(each.epoch.any() for each in sources) else []
+    for each in sources:
+        at = dict(zip(zip(each.epoch.tolist(), each.place.tolist(), strict=True), each.number.tolist(), strict=True))
+        pairs = [(at[key], at[key[0] + 1, key[1]]) for key in at if (key[0] + 1, key[1]) in at]
+        equal = sum(first == second for first, second in pairs)
+        if len({first for first, _ in pairs}) < LEAST_VALUES or equal < SAME_PLACES * len(pairs):
+            continue
+        text = (
+            f"{equal} of {len(pairs)} windows stand at the same place in two epochs that follow each other: each pass "
+        )
+        text += "reads the same batches in the same order"
+        knob = "shuffle each epoch anew: the number of the epoch belongs to the seed of its order"
+        confirm = "data/batches/order.py"
+        return [
+            *judged,
+            make_verdict("repeated_batches", "test", equal / (SAME_PLACES * len(pairs)), text, knob, confirm),
+        ]
+    return judged
 
 
 def _sizes(evidence: Evidence, stretch: Stretch) -> Findings:
