@@ -135,14 +135,14 @@ def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     law, true_law, truth = load_law(arm.law), load_law(arm.truth or arm.law), TRUTHS[arm.truth or arm.law]
     table, random = design_columns(arm), np.random.default_rng(seed)
     rows_by = groups.find_groups(table, law)
-    columns = {name: values for name, values in table.items() if name not in ("run", "seed")}
+    columns = {name: table[name] for name in law.columns}
     posed = pose_problem(law, columns, true_law(columns, truth) * np.exp(_errors(arm, random, columns)), huber_log())
     best = optimum.minimise_objective(posed)
     shared = dependence.estimate_dependence(posed, best, np.asarray(rows_by.labels)) if rows_by else None
     boot, tested, _ = misfit.resample_fit(posed, best, RESAMPLES, seed, shared)
     assert boot  # RESAMPLES is not 0
     inside = {} if arm.truth else _score_params(posed, best, boot, shared, truth)
-    run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
+    run = {name: TARGET_FACTOR * values.max() for name, values in table.items() if name not in ("run", "seed")}
     if arm.law == "chinchilla":
         decided = decision.decide_allocation(posed, best, boot, run["C"], level=LEVEL)
         run |= {"N": decided.N.value, "D": decided.D.value}

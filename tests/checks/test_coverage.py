@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from checks.statistics import coverage
+from tests.quick import one_in
 
 STUDIES = 24
 
@@ -20,6 +21,16 @@ def test_intervals_cover_within_what_few_studies_can_say(tmp_path, monkeypatch):
     assert {name: share for name, share in result.items() if share < least} == {}
     assert len(result) == 5 * 3 + 4
     assert np.mean(list(result.values())) < 0.99  # intervals that hold everything are none
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arm", one_in(4, coverage.STUDY_ARMS), ids=lambda arm: arm.name)
+def test_a_study_of_each_design_is_simulated_and_scored(arm, monkeypatch):
+    """Whatever the fits came to take or give, a study of the whole is not begun in vain."""
+    monkeypatch.setattr(coverage, "RESAMPLES", 12)
+    scored = coverage.simulate_study(arm, 0)
+    assert {"loss of one new run", "the form passes its test"} <= scored.keys()
+    assert arm.truth or f"{next(iter(coverage.TRUTHS[arm.law]))} bca" in scored
 
 
 def test_finished_studies_are_not_run_again(tmp_path, monkeypatch):
