@@ -5,6 +5,7 @@ Symbols: T tokens of a micro-batch on the device, K experts of a token, E expert
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from scalelab.config import Layout as LayoutOfMesh
 from scalelab.config import ModelShape, Static
@@ -79,6 +80,27 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
     if layout.slack:  # a block (model/experts/ways.py)
         return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
     return held_rows(static, platform)
+
+
+class ProductRows(NamedTuple):
+    """Rows that a product multiplies on a device in a micro-batch.
+
+    `matrices` of weights share them, `at_once` with one. `turns`: of a GPU's loop; elsewhere a turn needs no launch.
+    """
+
+    rows: float
+    matrices: int
+    at_once: float
+    turns: float = 0.0
+
+
+def expert_product_rows(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> ProductRows:
+    """Those of the fullest device's experts; a loop takes block after block."""
+    rows, matrices = multiplied_rows(static, platform, traits), count_matrices(static, platform, traits)
+    block = 0 if platform != "gpu" or traits.grouped_products else row_layout(static, platform).slack
+    return ProductRows(
+        rows, matrices, min(block, rows / matrices) if block else rows / matrices, rows / (block or math.inf)
+    )
 
 
 def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
