@@ -3,7 +3,8 @@
 The axis `expert` splits both the batch and the experts. A device sends a token's row once to each device that holds
 any of its experts, with their numbers and weights; that device multiplies, and sends back the weighted sum of its
 experts' outputs. There is room for every row, which none exceeds, or for `parallel.expert_buffer` times the mean: what
-is beyond is dropped, and counted for its token.
+is beyond is dropped, and counted for its token. Where a forward is computed again, a device multiplies AT_ONCE times
+the mean at a time, in as many turns as its rows take (`turns.py`).
 
 Three functions of a device's part and not one: sending is linear, so a pipeline's stage, which computes such a
 function again in the backward, sends nothing again. What arrives is named (`saved.name_exchanged`), and every
@@ -30,6 +31,7 @@ from scalelab.config import ModelShape
 from scalelab.model.experts.local import ExpertWeight, LocalExperts, multiply_tokens
 from scalelab.model.experts.router import Routing
 from scalelab.model.experts.rows import add_rows, read_rows
+from scalelab.model.experts.turns import multiply_in_turns
 from scalelab.model.products.saved import keep_products, name_exchanged
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
@@ -52,6 +54,7 @@ from scalelab.sharding import (
 
 FSDP = "fsdp"
 TOKENS = ("batch", "context", None)  # logical axes of what is sent and comes back
+AT_ONCE = 1.5  # times the mean of rows: what a balanced router seldom exceeds; a second turn then takes what is beyond
 Measured = dict[str, jax.Array]  # of hidden units: `measures.expert_measures`
 
 
@@ -62,15 +65,26 @@ class Buffers(NamedTuple):
     local: int  # e
     rows: int  # C
     multiplied: int  # A: rows with one expert each
+    in_turns: bool = False  # whether A at a time, until all are
 
 
-def size_buffers(tokens: int, n_experts: int, per_token: int, peers: int, factor: float) -> Buffers:
-    """The buffers of a device with so many tokens; `factor`: `parallel.expert_buffer`."""
+def size_buffers(
+    tokens: int, n_experts: int, per_token: int, peers: int, factor: float, may_turn: bool = False
+) -> Buffers:
+    """The buffers of a device with so many tokens; `factor`: `parallel.expert_buffer`; `may_turn`: `takes_turns`."""
     local = n_experts // peers
     most, mean = min(per_token, local), tokens * per_token / peers
     rows = min(tokens, math.ceil(factor * mean)) if factor else tokens
     full = peers * rows * most
-    return Buffers(peers, local, rows, min(full, math.ceil(factor * mean * peers)) if factor else full)
+    at_once = math.ceil((factor or AT_ONCE) * mean * peers)
+    if not factor and not (may_turn and at_once < full):
+        at_once = full
+    return Buffers(peers, local, rows, min(full, at_once), not factor and at_once < full)
+
+
+def takes_turns(shape: ModelShape, in_pipeline: bool) -> bool:
+    """Whether rows are multiplied in turns: where a backward computes the forward again, which turns always do."""
+    return (in_pipeline or shape.remat == "full") and not shape.expert_capacity
 
 
 def apply_experts(
@@ -87,8 +101,9 @@ def apply_experts(
     by_device, token = token_axes(), activation_spec(*TOKENS)
     tokens = rows * length // math.prod(mesh_axis_size(axis) for axis in by_device)
     peers = mesh_axis_size(EXPERT_AXIS)
-    buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer)
-    local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied)
+    may_turn = takes_turns(shape, bool(mapped_axes()))
+    buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer, may_turn)
+    local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied, buffers.in_turns)
     arrived: Any = PartitionSpec(TENSOR_AXIS, by_device, None, None)
     places: Any = PartitionSpec(by_device), PartitionSpec(by_device, None)
     experts_BSK, weights_BSK = (reshard_to(x, *TOKENS) for x in routing[:2])
@@ -107,7 +122,8 @@ def apply_experts(
     here = send(x_BSD, policy.sums_in_compute), send(about_BSK, False)
     y, lacking, units = _multiply_on_devices(local, arrived, *here, products, due)
     y_BSD = fetch(y, policy.sums_in_compute)
-    if shape.expert_capacity or buffers.multiplied < buffers.peers * buffers.rows * min(per_token, buffers.local):
+    full = buffers.peers * buffers.rows * min(per_token, buffers.local)
+    if shape.expert_capacity or (buffers.multiplied < full and not buffers.in_turns):
         dropped_BS += fetch(jax.lax.stop_gradient(lacking), False)[..., 0] / mesh_axis_size(TENSOR_AXIS)
     return y_BSD, dropped_BS, units
 
@@ -141,7 +157,7 @@ def gathered_form(policy: Policy) -> Any:
 
 def _find_places(buffers: Buffers, experts_bsK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The token of each row that a device sends, T for none; a token's row for each device, R for none; its drops."""
-    peers, local, rows, _ = buffers
+    peers, local, rows = buffers[:3]
     experts_TK, end = experts_bsK.reshape(-1, experts_bsK.shape[-1]), peers * rows
     peer_P = jnp.arange(peers)
     counts_TP = jnp.sum(experts_TK[:, None] // local == peer_P[None, :, None], axis=-1)
@@ -191,7 +207,12 @@ def _multiply(
         name: ExpertWeight(_whole(form, spec, w, rows_1PCD))
         for (name, spec), w in zip(specs.items(), weights, strict=True)
     }
-    y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
+    if local.in_turns:
+        whole = tuple(each.w_ENO for each in products.values())
+        y_RD, units = multiply_in_turns(local, tuple(products), x_RD, experts_RK, weights_RK, whole, due)
+        lacking_R = jnp.zeros_like(y_RD[:, 0], jnp.float32)
+    else:
+        y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
     lacking = lacking_R.reshape(*rows_1PCD.shape[:-1], 1)
     measured = {} if units is None else _measured_by_all(local.n_experts, units, outer)
     return y_RD.reshape(rows_1PCD.shape), lacking, measured

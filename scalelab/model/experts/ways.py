@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from scalelab.model.experts.rows import Layout, Rows
 from scalelab.sharding import vary_like
 
+MOST_AT_ONCE = 1024  # rows of a block, where all are multiplied at once, each with a copy of its expert's weight
 Dot = Callable[[jax.Array, jax.Array], jax.Array]  # a product of two matrices
 
 
@@ -34,10 +35,10 @@ class Way(NamedTuple):
     fused: bool = False  # whether a block's rows go through the whole MLP at once, where they can (`fused.py`)
 
 
-def block_rows(assignments: int, experts: int) -> int:
-    """Rows of a block: a quarter of an expert's mean, a power of two from 8 to 256, so that little of it is empty."""
+def block_rows(assignments: int, experts: int, most: int = 256) -> int:
+    """Rows of a block: a quarter of an expert's mean, a power of two from 8 to `most`: little of it is empty."""
     share = max(assignments // (4 * experts), 1)
-    return min(max(1 << (share.bit_length() - 1), 8), 256)
+    return min(max(1 << (share.bit_length() - 1), 8), most)
 
 
 def _one_expert_after_another(tokens: int, assignments: int, experts: int) -> Layout:
@@ -101,7 +102,7 @@ def _block_of(rows: Rows, experts: int) -> int:
 
 def _aligned(tokens: int, assignments: int, experts: int) -> Layout:
     del tokens
-    return Layout(align=block_rows(assignments, experts))
+    return Layout(align=block_rows(assignments, experts, MOST_AT_ONCE))
 
 
 def _blocks_multiply(dot: Dot, x_PN: jax.Array, w_ENO: jax.Array, rows: Rows) -> jax.Array:
@@ -119,7 +120,7 @@ def _blocks_outer(dot: Dot, x_PN: jax.Array, dy_PO: jax.Array, rows: Rows) -> ja
 
 def _blocks(x_PN: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
     """x in blocks, and the expert of each; of blocks behind all others the last one's, whose rows are empty."""
-    block = _block_of(rows, rows.start_E.size)
+    block = block_rows(rows.position_TK.size, rows.start_E.size, MOST_AT_ONCE)
     first_G = jnp.arange(x_PN.shape[0] // block) * block
     expert_G = jnp.searchsorted(rows.start_E + rows.size_E, first_G, side="right")
     return x_PN.reshape(-1, block, x_PN.shape[1]), jnp.minimum(expert_G, rows.start_E.size - 1)

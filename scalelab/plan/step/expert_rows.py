@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scalelab.config import Layout as LayoutOfMesh
 from scalelab.config import ModelShape, Static
-from scalelab.model.experts.exchange import Buffers, size_buffers
+from scalelab.model.experts.exchange import Buffers, size_buffers, takes_turns
 from scalelab.model.experts.rows import Layout, count_slots
 from scalelab.model.experts.ways import choose_way
 from scalelab.model.stacks import kinds
@@ -48,7 +48,8 @@ def device_buffers(static: Static) -> Buffers:
     tokens = max(1, math.ceil(fullest_device_share(static).tokens))
     factor = layout.expert_buffer if layout.expert > 1 else 0.0
     experts = -(-shape.n_experts // layout.expert) * layout.expert  # filled up where they don't divide
-    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor)
+    may_turn = takes_turns(shape, layout.stage > 1)
+    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor, may_turn)
 
 
 def row_layout(static: Static, platform: str) -> Layout:
@@ -71,15 +72,17 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
 
     Ours: by `model.expert_products` on the `platform`. Where all blocks or slots are multiplied at once, as many as
     there is room for, whatever the loads are; loops end with the load, half a block an expert later. Other systems'
-    grouped products multiply rows alone. `traits.imbalance` is the load of the fullest device over the mean.
+    grouped products multiply rows alone. Rows that are taken in turns fill up the last one. `traits.imbalance` is the
+    load of the fullest device over the mean.
     """
     fullest = useful_rows(static, traits) * (traits.imbalance if static.layout.expert > 1 else 1.0)
     if traits.grouped_products:
         return fullest
     layout, buffers = row_layout(static, platform), device_buffers(static)
     if layout.slack:  # a block (model/experts/ways.py)
-        return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
-    return held_rows(static, platform)
+        most = math.inf if buffers.in_turns else buffers.multiplied
+        return min(fullest, most) + buffers.local * layout.slack / 2
+    return held_rows(static, platform) * (math.ceil(fullest / buffers.multiplied) if buffers.in_turns else 1)
 
 
 class ProductRows(NamedTuple):
@@ -113,13 +116,17 @@ def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRA
 def matrix_entries(static: Static, platform: str) -> int:
     """Entries of all matrices that the rows of a layer are multiplied by on a device (`count_matrices`).
 
-    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md).
+    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md). Gradients of rows that are
+    taken in turns are added up beside those of a turn.
     """
     of_kinds = [
         sum(math.prod(p.device_size(static.layout)) for p in block_products(kind) if p.experts)
         for kind in kinds(static.model)
     ]
-    return round(max(of_kinds) * count_matrices(static, platform)) if any(of_kinds) else 0
+    if not any(of_kinds):
+        return 0
+    buffers = device_buffers(static)
+    return round(max(of_kinds) * (count_matrices(static, platform) + buffers.in_turns * buffers.local))
 
 
 def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
@@ -143,7 +150,8 @@ def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
     """Whether our experts may have less room than rows, and send back how many experts each row lacks."""
     shape, buffers = static.model, device_buffers(static)
     full = buffers.peers * buffers.rows * min(shape.experts_per_token, buffers.local)
-    return traits.sends == "buffers" and bool(shape.expert_capacity or buffers.multiplied < full)
+    less = buffers.multiplied < full and not buffers.in_turns
+    return traits.sends == "buffers" and bool(shape.expert_capacity or less)
 
 
 def split_by_domain(static: Static, machine: Machine, whole: float, once_a_node: bool) -> tuple[float, float]:
