@@ -6,7 +6,7 @@ Model, global batch and devices stay. Every advised layout is one that the train
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scalelab.config import Layout, Static
@@ -32,6 +32,7 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 # exactly, for at most COUNTED options.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
+TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
 ZERO_STAGES = (1, 2, 3)  # 0 takes as long as 1 and holds more
 
 
@@ -73,7 +74,7 @@ def advise_changes(
         shorter = _candidate_configs(lean, machine, SHORT)
         memory_of |= {option: _estimate_memory(option, machine) for option in shorter}
     fitting = {option: needed for option, needed in memory_of.items() if needed.fits}
-    seconds = {option: expected_s(option, machine, efficiency) for option in _list_sized(fitting, static)}
+    seconds = _time_options(fitting, static, machine, efficiency)
     best: dict[frozenset[str], Advice] = {}
     counted = 0
     for option in sorted(seconds, key=lambda option: (seconds[option], len(levers.changed_keys(static, option)))):
@@ -108,17 +109,34 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
     fitting = {option: needed for option, needed in memory_of.items() if needed.fits}
     if not fitting:
         return sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes)[:1]
-    return sorted(_list_sized(fitting, static), key=lambda option: expected_s(option, machine, efficiency))
+    seconds = _time_options(fitting, static, machine, efficiency)
+    return sorted(seconds, key=seconds.__getitem__)
 
 
-def _list_sized(fitting: dict[Static, Memory], asked: Static) -> list[Static]:
-    """Options that fit, with the micro-batches that they seem to hold, each with its products of experts and `asked`'s.
+def _time_options(
+    fitting: dict[Static, Memory], asked: Static, machine: Machine, efficiency: Efficiency
+) -> dict[Static, float]:
+    """Seconds of a step of options that fit, with the micro-batches that they seem to hold.
 
-    What `asked`'s need is not counted yet.
+    The fastest also with experts multiplied as `asked`, though what that needs is not counted yet.
     """
-    sized = dict.fromkeys(size for option, needed in fitting.items() for size in _micro_batch_sizes(option, needed))
-    way = asked.model.expert_products
-    return list(dict.fromkeys(each for option in sized for each in (option, levers.with_products(option, way))))
+    known = _known_seconds(repr(machine), efficiency)
+
+    def count(options: Iterable[Static]) -> dict[Static, float]:
+        keys = {option: dataclasses.replace(option, batch_ramp=()) for option in options}
+        known.update({key: expected_s(key, machine, efficiency) for key in keys.values() if key not in known})
+        return {option: known[key] for option, key in keys.items()}
+
+    seconds = count(dict.fromkeys(size for o, needed in fitting.items() for size in _micro_batch_sizes(o, needed)))
+    fastest = sorted(seconds, key=seconds.__getitem__)[:TWICE]
+    return seconds | count(levers.with_products(option, asked.model.expert_products) for option in fastest)
+
+
+@functools.lru_cache(maxsize=2)
+def _known_seconds(machine: str, efficiency: Efficiency) -> dict[Static, float]:
+    """Seconds on a machine: a plan's searches ask again, whatever the batch's warm-up is."""
+    del machine, efficiency
+    return {}
 
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 
@@ -38,8 +39,7 @@ class DeviceShare:
     ends: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
     `turns`: of a loop on a GPU, in which each waits for its launch. `unit`: a number format of `hardware/chips.py`, ""

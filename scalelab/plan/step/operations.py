@@ -6,7 +6,6 @@ memory, as XLA and hand-written kernels do, and costs bytes only.
 Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K inputs and N outputs of a product.
 """
 
-import dataclasses
 import math
 
 from scalelab.config import ModelShape, Static
@@ -46,10 +45,9 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
         ]
         runs = layers * of.microbatches
         operations += [
-            dataclasses.replace(op, times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits))
-            for op in block
+            op._replace(times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits)) for op in block
         ]
-    head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
+    head = [op._replace(times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))
 
 

@@ -105,9 +105,7 @@ def expected_of(
 
 def by_size(ops: tuple[Operation, ...], efficiency: Efficiency) -> tuple[Operation, ...]:
     """Operations with the FLOPs that a large one of its kind does in its time: small products reach a smaller share."""
-    return tuple(
-        dataclasses.replace(op, flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops
-    )
+    return tuple(op._replace(flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops)
 
 
 def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
