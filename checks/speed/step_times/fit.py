@@ -93,7 +93,7 @@ def seconds(row: Row, parameters: dict[str, float]) -> float:
     ops = tuple(
         op
         if op.flops or op.part != "block" or op.name == "softmax"
-        else dataclasses.replace(op, bytes=op.bytes * factor)
+        else op._replace(bytes=op.bytes * factor)
         for op in row.operations
     )
     return expected_of(published.static, published.machine, efficiency_of(parameters), ops, row.transfers)

@@ -165,17 +165,8 @@ def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:
 def _make_advice(
     static: Static, option: Static, needed: Memory, exact: bool, step_s: float, plan_s: float, warnings: tuple[str, ...]
 ) -> Advice:
-    return Advice(
-        levers.changed_keys(static, option),
-        needed.fits,
-        needed.margin_bytes,
-        needed.total,
-        exact,
-        step_s,
-        step_s / plan_s,
-        warnings,
-        option,
-    )
+    keys, margin = levers.changed_keys(static, option), needed.margin_bytes
+    return Advice(keys, needed.fits, margin, needed.total, exact, step_s, step_s / plan_s, warnings, option)
 
 
 def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static]:

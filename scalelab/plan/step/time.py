@@ -28,7 +28,7 @@ FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
 NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
 # Of a turn of a loop on a GPU, whose host reads before it whether there is one (jax issue 2491): 81.6 s for ten million
-# of a small `lax.scan` (QuantEcon/lecture-python-programming, issue 440).
+# of a small scan (QuantEcon/lecture-python-programming, issue 440).
 TURN_S = 8.2e-6
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 

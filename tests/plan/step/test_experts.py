@@ -179,11 +179,11 @@ def test_a_tpus_grouped_products_and_gathers_take_their_fitted_shares():
     """Half the share at a smallest side of 700; nine passes for one. A GPU's take what its other products do."""
     of, v7 = static_of(Layout(expert=4), model=model()), load_machine("v7")
     grouped = next(op for op in step_operations(of, v7, MEGATRON_TRAITS) if op.experts and op.flops)
-    side = dataclasses.replace(grouped, least_side=700.0)
+    side = grouped._replace(least_side=700.0)
     assert default_efficiency(v7).relative_share(side) == 0.5
-    assert default_efficiency(v7).relative_share(dataclasses.replace(side, experts=False)) == 1
+    assert default_efficiency(v7).relative_share(side._replace(experts=False)) == 1
     h100 = default_efficiency(load_machine("h100"))
-    assert h100.relative_share(side) == h100.relative_share(dataclasses.replace(side, experts=False))
+    assert h100.relative_share(side) == h100.relative_share(side._replace(experts=False))
 
     def moved(hardware):
         ops = step_operations(of, load_machine(hardware), MEGATRON_TRAITS)
