@@ -32,6 +32,7 @@ from scalelab.model.experts.local import ExpertWeight, LocalExperts, multiply_to
 from scalelab.model.experts.router import Routing
 from scalelab.model.experts.rows import add_rows, read_rows
 from scalelab.model.experts.turns import multiply_in_turns
+from scalelab.model.experts.ways import name_way
 from scalelab.model.products.saved import keep_products, name_exchanged
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
@@ -46,6 +47,7 @@ from scalelab.sharding import (
     per_device,
     reshard_to,
     spec_of,
+    target_platform,
     token_axes,
     vary_like,
     varying_axes,
@@ -82,9 +84,13 @@ def size_buffers(
     return Buffers(peers, local, rows, min(full, at_once), not factor and at_once < full)
 
 
-def takes_turns(shape: ModelShape, in_pipeline: bool) -> bool:
-    """Whether rows are multiplied in turns: where a backward computes the forward again, which turns always do."""
-    return (in_pipeline or shape.remat == "full") and not shape.expert_capacity
+def takes_turns(shape: ModelShape, in_pipeline: bool, platform: str) -> bool:
+    """Whether rows are multiplied in turns: where a backward computes the forward again, which turns always do.
+
+    A TPU's ragged product ends with its rows as it is.
+    """
+    computed_again = in_pipeline or shape.remat == "full"
+    return computed_again and not shape.expert_capacity and name_way(shape.expert_products, platform) != "ragged"
 
 
 def apply_experts(
@@ -101,7 +107,7 @@ def apply_experts(
     by_device, token = token_axes(), activation_spec(*TOKENS)
     tokens = rows * length // math.prod(mesh_axis_size(axis) for axis in by_device)
     peers = mesh_axis_size(EXPERT_AXIS)
-    may_turn = takes_turns(shape, bool(mapped_axes()))
+    may_turn = takes_turns(shape, bool(mapped_axes()), target_platform())
     buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer, may_turn)
     local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied, buffers.in_turns)
     arrived: Any = PartitionSpec(TENSOR_AXIS, by_device, None, None)

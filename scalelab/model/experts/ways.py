@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from scalelab.model.experts.rows import Layout, Rows
 from scalelab.sharding import vary_like
 
-MOST_AT_ONCE = 1024  # rows of a block, where all are multiplied at once, each with a copy of its expert's weight
 Dot = Callable[[jax.Array, jax.Array], jax.Array]  # a product of two matrices
 
 
@@ -35,10 +34,10 @@ class Way(NamedTuple):
     fused: bool = False  # whether a block's rows go through the whole MLP at once, where they can (`fused.py`)
 
 
-def block_rows(assignments: int, experts: int, most: int = 256) -> int:
-    """Rows of a block: a quarter of an expert's mean, a power of two from 8 to `most`: little of it is empty."""
+def block_rows(assignments: int, experts: int) -> int:
+    """Rows of a block: a quarter of an expert's mean, a power of two from 8 to 256, so that little of it is empty."""
     share = max(assignments // (4 * experts), 1)
-    return min(max(1 << (share.bit_length() - 1), 8), most)
+    return min(max(1 << (share.bit_length() - 1), 8), 256)
 
 
 def _one_expert_after_another(tokens: int, assignments: int, experts: int) -> Layout:
@@ -102,7 +101,7 @@ def _block_of(rows: Rows, experts: int) -> int:
 
 def _aligned(tokens: int, assignments: int, experts: int) -> Layout:
     del tokens
-    return Layout(align=block_rows(assignments, experts, MOST_AT_ONCE))
+    return Layout(align=block_rows(assignments, experts))
 
 
 def _blocks_multiply(dot: Dot, x_PN: jax.Array, w_ENO: jax.Array, rows: Rows) -> jax.Array:
@@ -120,7 +119,7 @@ def _blocks_outer(dot: Dot, x_PN: jax.Array, dy_PO: jax.Array, rows: Rows) -> ja
 
 def _blocks(x_PN: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
     """x in blocks, and the expert of each; of blocks behind all others the last one's, whose rows are empty."""
-    block = block_rows(rows.position_TK.size, rows.start_E.size, MOST_AT_ONCE)
+    block = _block_of(rows, rows.start_E.size)
     first_G = jnp.arange(x_PN.shape[0] // block) * block
     expert_G = jnp.searchsorted(rows.start_E + rows.size_E, first_G, side="right")
     return x_PN.reshape(-1, block, x_PN.shape[1]), jnp.minimum(expert_G, rows.start_E.size - 1)
@@ -165,4 +164,9 @@ def choose_way(asked: str, platform: str, capacity: int) -> Way:
     """The way of `model.expert_products` on this platform; with `capacity` slots an expert, all slots at once."""
     if capacity:
         return Way(lambda *_: Layout(slots=capacity), _slots_multiply, _slots_outer)
-    return WAYS[CHOOSERS[asked](platform) if asked in CHOOSERS else asked]
+    return WAYS[name_way(asked, platform)]
+
+
+def name_way(asked: str, platform: str) -> str:
+    """The name of the way that `model.expert_products` stands for on this platform."""
+    return CHOOSERS[asked](platform) if asked in CHOOSERS else asked

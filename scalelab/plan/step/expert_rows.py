@@ -20,6 +20,8 @@ from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
 
+ON_ANY = "gpu"  # what is sent, and dropped, is alike on all platforms
+
 
 def useful_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     """T K: what a device multiplies where all have equally many."""
@@ -42,19 +44,19 @@ def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
     return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
-def device_buffers(static: Static) -> Buffers:
+def device_buffers(static: Static, platform: str) -> Buffers:
     """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
     shape, layout = static.model, static.layout
     tokens = max(1, math.ceil(fullest_device_share(static).tokens))
     factor = layout.expert_buffer if layout.expert > 1 else 0.0
     experts = -(-shape.n_experts // layout.expert) * layout.expert  # filled up where they don't divide
-    may_turn = takes_turns(shape, layout.stage > 1)
+    may_turn = takes_turns(shape, layout.stage > 1, platform)
     return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor, may_turn)
 
 
 def row_layout(static: Static, platform: str) -> Layout:
     """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
-    shape, buffers = static.model, device_buffers(static)
+    shape, buffers = static.model, device_buffers(static, platform)
     here, each = buffers.peers * buffers.rows, min(shape.experts_per_token, buffers.local)
     mean = math.ceil(useful_rows(static))
     slots = count_slots(shape.expert_capacity, mean, buffers.local) if shape.expert_capacity else 0
@@ -63,7 +65,7 @@ def row_layout(static: Static, platform: str) -> Layout:
 
 def held_rows(static: Static, platform: str) -> float:
     """Rows that a device has room for in the products of its experts."""
-    buffers = device_buffers(static)
+    buffers = device_buffers(static, platform)
     return float(row_layout(static, platform).count_rows(buffers.multiplied, buffers.local))
 
 
@@ -78,7 +80,7 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
     fullest = useful_rows(static, traits) * (traits.imbalance if static.layout.expert > 1 else 1.0)
     if traits.grouped_products:
         return fullest
-    layout, buffers = row_layout(static, platform), device_buffers(static)
+    layout, buffers = row_layout(static, platform), device_buffers(static, platform)
     if layout.slack:  # a block (model/experts/ways.py)
         most = math.inf if buffers.in_turns else buffers.multiplied
         return min(fullest, most) + buffers.local * layout.slack / 2
@@ -125,14 +127,14 @@ def matrix_entries(static: Static, platform: str) -> int:
     ]
     if not any(of_kinds):
         return 0
-    buffers = device_buffers(static)
+    buffers = device_buffers(static, platform)
     return round(max(of_kinds) * (count_matrices(static, platform) + buffers.in_turns * buffers.local))
 
 
 def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     """Rows that a device has for all devices along `expert`, itself among them, and gets from them, in one exchange."""
     if traits.sends == "buffers":
-        buffers = device_buffers(static)
+        buffers = device_buffers(static, ON_ANY)
         return float(buffers.peers * buffers.rows)
     copies: float = static.model.experts_per_token
     if traits.sends != "copies":
@@ -148,7 +150,7 @@ def row_bytes(static: Static) -> tuple[int, int]:
 
 def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
     """Whether our experts may have less room than rows, and send back how many experts each row lacks."""
-    shape, buffers = static.model, device_buffers(static)
+    shape, buffers = static.model, device_buffers(static, ON_ANY)
     full = buffers.peers * buffers.rows * min(shape.experts_per_token, buffers.local)
     less = buffers.multiplied < full and not buffers.in_turns
     return traits.sends == "buffers" and bool(shape.expert_capacity or less)

@@ -77,6 +77,7 @@ def test_turns_are_where_a_forward_is_run_again_and_rows_may_be_many_more_than_t
     assert size_buffers(64, 4, 1, 1, 0.0, True) == Buffers(1, 4, 64, 64)  # all rows are the mean
     assert not size_buffers(64, 16, 2, 4, 1.0, True).in_turns  # a bounded buffer drops what is beyond
     of = shape(block="experts", n_experts=16)
-    assert [takes_turns(of, staged) for staged in (False, True)] == [False, True]
-    assert takes_turns(shape(block="experts", n_experts=16, remat="full"), False)
-    assert not takes_turns(shape(block="experts", n_experts=16, remat="full", expert_capacity=1.0), True)
+    assert [takes_turns(of, staged, "gpu") for staged in (False, True)] == [False, True]
+    assert not takes_turns(of, True, "tpu")  # whose ragged product ends with the rows
+    assert takes_turns(shape(block="experts", n_experts=16, remat="full"), False, "cpu")
+    assert not takes_turns(shape(block="experts", n_experts=16, remat="full", expert_capacity=1.0), True, "gpu")
