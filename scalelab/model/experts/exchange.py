@@ -100,7 +100,8 @@ def apply_experts(
     """Each token's sum of its experts [B, S, D], whole along `tensor`; how many it lacks [B, S]; measures if `due`."""
     (rows, length), per_token = x_BSD.shape[:2], routing.experts_BSK.shape[-1]
     if not has_explicit_mesh():
-        local = LocalExperts(shape, policy, shape.n_experts, *[rows * length * per_token] * 2)
+        assignments = rows * length * per_token
+        local = LocalExperts(shape, policy, shape.n_experts, assignments, assignments)
         x_TD, experts_TK, weights_TK = (x.reshape(rows * length, -1) for x in (x_BSD, *routing[:2]))
         y_TD, lacking_T, units = multiply_tokens(local, x_TD, experts_TK, weights_TK, products, due)
         return y_TD.reshape(x_BSD.shape), lacking_T.reshape(rows, length), units
