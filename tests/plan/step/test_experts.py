@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import advice, estimated_activations, saved_activations
+from scalelab.plan.memory import advice, estimated_activations, levers, saved_activations, search
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import step_operations
@@ -234,3 +234,15 @@ def test_the_search_finds_the_fastest_layout_of_all():
     fastest = min([one.step_s for one in found], default=math.inf)
     assert min(fastest, expected_s(start, H100, advice.default_efficiency(H100))) == pytest.approx(best, rel=0.011)
     assert all(advice._trainer_verdict(one.option)[0] for one in found)
+
+
+def test_a_gpus_loop_waits_for_each_turn_and_the_search_tries_it():
+    """By hand: 256 rows and half a block of 8 for each of 8 experts, in blocks of 8; a TPU waits for none."""
+    of = static_of(model=model(expert_products="products"))
+    assert expert_rows.expert_product_rows(of, "gpu").turns == (256 + 8 * 8 / 2) / 8
+    assert expert_rows.expert_product_rows(of, "gpu").at_once == 8
+    assert expert_rows.expert_product_rows(of, "tpu").turns == 0
+    blocks = static_of(model=model())
+    assert levers.with_least_rows(blocks, "gpu").model.expert_products == "loop"
+    assert levers.with_least_rows(blocks, "tpu") == levers.with_least_rows(blocks, "cpu") == blocks
+    assert search.keys_that_alter(levers.changed_keys(blocks, of)) == ()
