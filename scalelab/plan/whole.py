@@ -16,8 +16,9 @@ from scalelab.hardware import device_memory
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.memory.advice import Advice, advise_changes, changed_keys
+from scalelab.plan.memory.advice import Advice, advise_changes
 from scalelab.plan.memory.host import HostMemory, host_memory
+from scalelab.plan.memory.levers import changed_keys
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.memory.search import (

@@ -91,9 +91,7 @@ def seconds(row: Row, parameters: dict[str, float]) -> float:
     elif published.traits.passes != 1:
         factor = parameters["eager_passes"] / EAGER_PASSES
     ops = tuple(
-        op
-        if op.flops or op.part != "block" or op.name == "softmax"
-        else dataclasses.replace(op, bytes=op.bytes * factor)
+        op if op.flops or op.part != "block" or op.name == "softmax" else op._replace(bytes=op.bytes * factor)
         for op in row.operations
     )
     return expected_of(published.static, published.machine, efficiency_of(parameters), ops, row.transfers)

@@ -3,7 +3,8 @@
 The axis `expert` splits both the batch and the experts. A device sends a token's row once to each device that holds
 any of its experts, with their numbers and weights; that device multiplies, and sends back the weighted sum of its
 experts' outputs. There is room for every row, which none exceeds, or for `parallel.expert_buffer` times the mean: what
-is beyond is dropped, and counted for its token.
+is beyond is dropped, and counted for its token. Where a forward is computed again, a device multiplies AT_ONCE times
+the mean at a time, in as many turns as its rows take (`turns.py`).
 
 Three functions of a device's part and not one: sending is linear, so a pipeline's stage, which computes such a
 function again in the backward, sends nothing again. What arrives is named (`saved.name_exchanged`), and every
@@ -30,6 +31,8 @@ from scalelab.config import ModelShape
 from scalelab.model.experts.local import ExpertWeight, LocalExperts, multiply_tokens
 from scalelab.model.experts.router import Routing
 from scalelab.model.experts.rows import add_rows, read_rows
+from scalelab.model.experts.turns import multiply_in_turns
+from scalelab.model.experts.ways import name_way
 from scalelab.model.products.saved import keep_products, name_exchanged
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
@@ -44,6 +47,7 @@ from scalelab.sharding import (
     per_device,
     reshard_to,
     spec_of,
+    target_platform,
     token_axes,
     vary_like,
     varying_axes,
@@ -52,6 +56,7 @@ from scalelab.sharding import (
 
 FSDP = "fsdp"
 TOKENS = ("batch", "context", None)  # logical axes of what is sent and comes back
+AT_ONCE = 1.5  # times the mean of rows: what a balanced router seldom exceeds; a second turn then takes what is beyond
 Measured = dict[str, jax.Array]  # of hidden units: `measures.expert_measures`
 
 
@@ -62,15 +67,30 @@ class Buffers(NamedTuple):
     local: int  # e
     rows: int  # C
     multiplied: int  # A: rows with one expert each
+    in_turns: bool = False  # whether A at a time, until all are
 
 
-def size_buffers(tokens: int, n_experts: int, per_token: int, peers: int, factor: float) -> Buffers:
-    """The buffers of a device with so many tokens; `factor`: `parallel.expert_buffer`."""
+def size_buffers(
+    tokens: int, n_experts: int, per_token: int, peers: int, factor: float, may_turn: bool = False
+) -> Buffers:
+    """The buffers of a device with so many tokens; `factor`: `parallel.expert_buffer`; `may_turn`: `takes_turns`."""
     local = n_experts // peers
     most, mean = min(per_token, local), tokens * per_token / peers
     rows = min(tokens, math.ceil(factor * mean)) if factor else tokens
     full = peers * rows * most
-    return Buffers(peers, local, rows, min(full, math.ceil(factor * mean * peers)) if factor else full)
+    at_once = math.ceil((factor or AT_ONCE) * mean * peers)
+    if not factor and not (may_turn and at_once < full):
+        at_once = full
+    return Buffers(peers, local, rows, min(full, at_once), not factor and at_once < full)
+
+
+def takes_turns(shape: ModelShape, in_pipeline: bool, platform: str) -> bool:
+    """Whether rows are multiplied in turns: where a backward computes the forward again, which turns always do.
+
+    A TPU's ragged product ends with its rows as it is.
+    """
+    computed_again = in_pipeline or shape.remat == "full"
+    return computed_again and not shape.expert_capacity and name_way(shape.expert_products, platform) != "ragged"
 
 
 def apply_experts(
@@ -80,15 +100,17 @@ def apply_experts(
     """Each token's sum of its experts [B, S, D], whole along `tensor`; how many it lacks [B, S]; measures if `due`."""
     (rows, length), per_token = x_BSD.shape[:2], routing.experts_BSK.shape[-1]
     if not has_explicit_mesh():
-        local = LocalExperts(shape, policy, shape.n_experts, *[rows * length * per_token] * 2)
+        assignments = rows * length * per_token
+        local = LocalExperts(shape, policy, shape.n_experts, assignments, assignments)
         x_TD, experts_TK, weights_TK = (x.reshape(rows * length, -1) for x in (x_BSD, *routing[:2]))
         y_TD, lacking_T, units = multiply_tokens(local, x_TD, experts_TK, weights_TK, products, due)
         return y_TD.reshape(x_BSD.shape), lacking_T.reshape(rows, length), units
     by_device, token = token_axes(), activation_spec(*TOKENS)
     tokens = rows * length // math.prod(mesh_axis_size(axis) for axis in by_device)
     peers = mesh_axis_size(EXPERT_AXIS)
-    buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer)
-    local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied)
+    may_turn = takes_turns(shape, bool(mapped_axes()), target_platform())
+    buffers = size_buffers(tokens, shape.n_experts, per_token, peers, shape.expert_buffer, may_turn)
+    local = LocalExperts(shape, policy, buffers.local, tokens * per_token, buffers.multiplied, buffers.in_turns)
     arrived: Any = PartitionSpec(TENSOR_AXIS, by_device, None, None)
     places: Any = PartitionSpec(by_device), PartitionSpec(by_device, None)
     experts_BSK, weights_BSK = (reshard_to(x, *TOKENS) for x in routing[:2])
@@ -107,7 +129,8 @@ def apply_experts(
     here = send(x_BSD, policy.sums_in_compute), send(about_BSK, False)
     y, lacking, units = _multiply_on_devices(local, arrived, *here, products, due)
     y_BSD = fetch(y, policy.sums_in_compute)
-    if shape.expert_capacity or buffers.multiplied < buffers.peers * buffers.rows * min(per_token, buffers.local):
+    full = buffers.peers * buffers.rows * min(per_token, buffers.local)
+    if shape.expert_capacity or (buffers.multiplied < full and not buffers.in_turns):
         dropped_BS += fetch(jax.lax.stop_gradient(lacking), False)[..., 0] / mesh_axis_size(TENSOR_AXIS)
     return y_BSD, dropped_BS, units
 
@@ -141,7 +164,7 @@ def gathered_form(policy: Policy) -> Any:
 
 def _find_places(buffers: Buffers, experts_bsK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The token of each row that a device sends, T for none; a token's row for each device, R for none; its drops."""
-    peers, local, rows, _ = buffers
+    peers, local, rows = buffers[:3]
     experts_TK, end = experts_bsK.reshape(-1, experts_bsK.shape[-1]), peers * rows
     peer_P = jnp.arange(peers)
     counts_TP = jnp.sum(experts_TK[:, None] // local == peer_P[None, :, None], axis=-1)
@@ -191,7 +214,12 @@ def _multiply(
         name: ExpertWeight(_whole(form, spec, w, rows_1PCD))
         for (name, spec), w in zip(specs.items(), weights, strict=True)
     }
-    y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
+    if local.in_turns:
+        whole = tuple(each.w_ENO for each in products.values())
+        y_RD, units = multiply_in_turns(local, tuple(products), x_RD, experts_RK, weights_RK, whole, due)
+        lacking_R = jnp.zeros_like(y_RD[:, 0], jnp.float32)
+    else:
+        y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
     lacking = lacking_R.reshape(*rows_1PCD.shape[:-1], 1)
     measured = {} if units is None else _measured_by_all(local.n_experts, units, outer)
     return y_RD.reshape(rows_1PCD.shape), lacking, measured

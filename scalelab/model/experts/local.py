@@ -37,6 +37,7 @@ class LocalExperts(NamedTuple):
     n_experts: int  # E
     mean: int  # assignments if all experts had equally many: `expert_capacity` is a factor on an expert's part
     most: int  # assignments that there is room for
+    in_turns: bool = False  # whether those beyond are multiplied in another turn (`turns.py`), not dropped
 
 
 def multiply_tokens(
@@ -46,17 +47,19 @@ def multiply_tokens(
     weights_TK: jax.Array,
     products: Mapping[str, ExpertWeight],
     due: jax.Array | None = None,
+    first: Any = 0,
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array] | None]:
     """Each token's sum of its experts, how many it lacks, and with `due` what is measured of the hidden units.
 
-    A number E among `experts_TK` stands for no expert. The router's weights stand before the last product, which keeps
+    A number E among `experts_TK` stands for no expert; of all others `local.most` are multiplied, from the `first`
+    on. The router's weights stand before the last product, which keeps
     its inputs.
     """
     shape, policy, n_experts = local.shape, local.policy, local.n_experts
     slots = count_slots(shape.expert_capacity, local.mean, n_experts) if shape.expert_capacity else 0
     way = choose_way(shape.expert_products, target_platform(), slots)
     layout = way.layout(len(x_TD), experts_TK.size, n_experts)
-    rows = arrange_rows(experts_TK, n_experts, layout, local.most)
+    rows = arrange_rows(experts_TK, n_experts, layout, local.most, first)
     x_PD, weight_P = read_tokens(x_TD, rows), read_weights(weights_TK, rows)
 
     lacking_T = jnp.sum(rows.dropped_TK & (experts_TK < n_experts), axis=1).astype(jnp.float32)

@@ -8,7 +8,7 @@ Shapes: T tokens, K experts of a token, A = T K assignments, E experts, P rows, 
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,16 +56,17 @@ class Rows(NamedTuple):
         return self.position_TK == self.source_P.size
 
 
-def arrange_rows(experts_TK: jax.Array, n_experts: int, layout: Layout, most: int) -> Rows:
+def arrange_rows(experts_TK: jax.Array, n_experts: int, layout: Layout, most: int, first: Any = 0) -> Rows:
     """The rows of these assignments; an expert's are in the order of tokens, and those beyond its slots are dropped.
 
-    So are those after the first `most`. The number `n_experts` stands for no expert: it gets no row.
+    So are all but `most` of them, from the `first` on. The number `n_experts` stands for no expert: it gets no row.
     """
     expert_A = experts_TK.reshape(-1)
     assignments, rows = expert_A.size, layout.count_rows(most, n_experts)
     if most < assignments:
         is_one_A = expert_A < n_experts
-        expert_A = jnp.where(is_one_A & (jnp.cumsum(is_one_A) <= most), expert_A, n_experts)
+        nth_A = jnp.cumsum(is_one_A) - first
+        expert_A = jnp.where(is_one_A & (nth_A > 0) & (nth_A <= most), expert_A, n_experts)
     size_E = jnp.sum(jax.nn.one_hot(expert_A, n_experts, dtype=jnp.int32), axis=0)
     order_A = jnp.argsort(expert_A, stable=True).astype(jnp.int32)
     sorted_A = expert_A[order_A]

@@ -164,4 +164,9 @@ def choose_way(asked: str, platform: str, capacity: int) -> Way:
     """The way of `model.expert_products` on this platform; with `capacity` slots an expert, all slots at once."""
     if capacity:
         return Way(lambda *_: Layout(slots=capacity), _slots_multiply, _slots_outer)
-    return WAYS[CHOOSERS[asked](platform) if asked in CHOOSERS else asked]
+    return WAYS[name_way(asked, platform)]
+
+
+def name_way(asked: str, platform: str) -> str:
+    """The name of the way that `model.expert_products` stands for on this platform."""
+    return CHOOSERS[asked](platform) if asked in CHOOSERS else asked

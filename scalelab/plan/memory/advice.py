@@ -6,7 +6,7 @@ Model, global batch and devices stay. Every advised layout is one that the train
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scalelab.config import Layout, Static
@@ -17,7 +17,7 @@ from scalelab.model.attention.kernels import unfused_reason
 from scalelab.parallel import rules
 from scalelab.plan.machine.layout import with_layout
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import estimated_activations
+from scalelab.plan.memory import estimated_activations, levers
 from scalelab.plan.memory.memory import Memory, memory_on_backend, step_memory
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS
@@ -32,6 +32,7 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 # exactly, for at most COUNTED options.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
+TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
 ZERO_STAGES = (1, 2, 3)  # 0 takes as long as 1 and holds more
 
 
@@ -66,21 +67,20 @@ def advise_changes(
     """
     efficiency = efficiency or default_efficiency(machine)
     plan_memory, plan_s = step_memory(static, machine), expected_s(static, machine, efficiency)
-    memory_of = {option: _estimate_memory(option, machine) for option in _candidate_configs(static, machine)}
+    lean = levers.with_least_rows(static, machine_platform(machine))
+    memory_of = {option: _estimate_memory(option, machine) for option in _candidate_configs(lean, machine)}
     usable = plan_memory.fits and _trainer_verdict(static)[0]
     if not usable and not any(m.fits for option, m in memory_of.items() if _trainer_verdict(option)[0]):
-        shorter = _candidate_configs(static, machine, SHORT)
+        shorter = _candidate_configs(lean, machine, SHORT)
         memory_of |= {option: _estimate_memory(option, machine) for option in shorter}
-    sized = dict.fromkeys(
-        size for option, needed in memory_of.items() if needed.fits for size in _micro_batch_sizes(option, needed)
-    )
-    seconds = {option: expected_s(option, machine, efficiency) for option in sized}
+    fitting = {option: needed for option, needed in memory_of.items() if needed.fits}
+    seconds = _time_options(fitting, static, machine, efficiency)
     best: dict[frozenset[str], Advice] = {}
     counted = 0
-    for option in sorted(seconds, key=lambda option: (seconds[option], len(changed_keys(static, option)))):
+    for option in sorted(seconds, key=lambda option: (seconds[option], len(levers.changed_keys(static, option)))):
         if len(best) == most or (usable and seconds[option] > WORTH * plan_s):
             break
-        kinds = frozenset(map(_kind_of_change, changed_keys(static, option)))
+        kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(static, option)))
         accepted, warnings = _trainer_verdict(option)
         if not kinds or kinds in best or not accepted:
             continue
@@ -103,14 +103,40 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
     """
     memory_of = {
         option: _estimate_memory(option, machine)
-        for option in _candidate_configs(static, machine, SHORT)
+        for option in _candidate_configs(levers.with_least_rows(static, machine_platform(machine)), machine, SHORT)
         if all(getattr(option.layout, axis) == size for axis, size in asked.items()) and _trainer_verdict(option)[0]
     }
     fitting = {option: needed for option, needed in memory_of.items() if needed.fits}
     if not fitting:
         return sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes)[:1]
-    sized = dict.fromkeys(size for option, needed in fitting.items() for size in _micro_batch_sizes(option, needed))
-    return sorted(sized, key=lambda option: expected_s(option, machine, efficiency))
+    seconds = _time_options(fitting, static, machine, efficiency)
+    return sorted(seconds, key=seconds.__getitem__)
+
+
+def _time_options(
+    fitting: dict[Static, Memory], asked: Static, machine: Machine, efficiency: Efficiency
+) -> dict[Static, float]:
+    """Seconds of a step of options that fit, with the micro-batches that they seem to hold.
+
+    The fastest also with experts multiplied as `asked`, though what that needs is not counted yet.
+    """
+    known = _known_seconds(repr(machine), efficiency)
+
+    def count(options: Iterable[Static]) -> dict[Static, float]:
+        keys = {option: dataclasses.replace(option, batch_ramp=()) for option in options}
+        known.update({key: expected_s(key, machine, efficiency) for key in keys.values() if key not in known})
+        return {option: known[key] for option, key in keys.items()}
+
+    seconds = count(dict.fromkeys(size for o, needed in fitting.items() for size in _micro_batch_sizes(o, needed)))
+    fastest = sorted(seconds, key=seconds.__getitem__)[:TWICE]
+    return seconds | count(levers.with_products(option, asked.model.expert_products) for option in fastest)
+
+
+@functools.lru_cache(maxsize=2)
+def _known_seconds(machine: str, efficiency: Efficiency) -> dict[Static, float]:
+    """Seconds on a machine: a plan's searches ask again, whatever the batch's warm-up is."""
+    del machine, efficiency
+    return {}
 
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
@@ -139,17 +165,8 @@ def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:
 def _make_advice(
     static: Static, option: Static, needed: Memory, exact: bool, step_s: float, plan_s: float, warnings: tuple[str, ...]
 ) -> Advice:
-    return Advice(
-        changed_keys(static, option),
-        needed.fits,
-        needed.margin_bytes,
-        needed.total,
-        exact,
-        step_s,
-        step_s / plan_s,
-        warnings,
-        option,
-    )
+    keys, margin = levers.changed_keys(static, option), needed.margin_bytes
+    return Advice(keys, needed.fits, margin, needed.total, exact, step_s, step_s / plan_s, warnings, option)
 
 
 def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static]:
@@ -263,34 +280,13 @@ def _trainer_verdict(option: Static) -> tuple[bool, tuple[str, ...]]:
         return False, ()
 
 
-def changed_keys(before: Static, after: Static) -> dict[str, Any]:
-    """Config keys that differ, with their new values."""
-    values: dict[str, tuple[Any, Any]] = {
-        "train.accumulate": (before.accumulate, after.accumulate),
-        "model.remat": (before.model.remat, after.model.remat),
-    }
-    pipeline = ("schedule", "microbatches", "rounds")  # have no effect without stages
-    for field in dataclasses.fields(Layout):
-        if after.layout.stage == 1 and field.name in pipeline:
-            continue
-        values[f"parallel.{field.name}"] = getattr(before.layout, field.name), getattr(after.layout, field.name)
-    return {key: new for key, (old, new) in values.items() if old != new}
-
-
-def _kind_of_change(key: str) -> str:
-    """Kind of a changed key: micro-batch | remat | zero | mesh."""
-    if key in ("train.accumulate", "parallel.microbatches"):
-        return "micro-batch"
-    return {"model.remat": "remat", "parallel.zero": "zero"}.get(key, "mesh")
-
-
 def _closest_to_fitting(
     static: Static, memory_of: dict[Static, Memory], machine: Machine, efficiency: Efficiency, plan_s: float, most: int
 ) -> tuple[Advice, ...]:
     """The options that exceed memory by the least, one of each kind."""
     best: dict[frozenset[str], Advice] = {}
     for option in sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes):
-        kinds = frozenset(map(_kind_of_change, changed_keys(static, option)))
+        kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(static, option)))
         accepted, warnings = _trainer_verdict(option)
         if kinds and accepted and kinds not in best and len(best) < most:
             step_s = expected_s(option, machine, efficiency)

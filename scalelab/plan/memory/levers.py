@@ -1,17 +1,20 @@
 """What may be changed so that a plan fits: one list, from what leaves a training's numbers to what changes them.
 
-`advice` searches layouts (mesh, remat, micro-batch, accumulation, ZeRO stage) of a config as it is. The levers here
-change the config first: each is what a user would write on the command line, checked as any config is.
+`advice` searches layouts (mesh, remat, micro-batch, accumulation, ZeRO stage) of a config as it is, and how its experts
+are multiplied (`with_least_rows`). The other levers here change the config first: each is what a user would write on
+the command line, checked as any config is.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by
-from scalelab.config import Static, optimizer_defaults
+from scalelab.config import Layout, Static, optimizer_defaults
 from scalelab.config.steps import schedule_steps
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
@@ -25,6 +28,7 @@ BUFFER = "1.5"  # times the mean of experts' rows, beyond which they are dropped
 ROUNDING = 16  # times half of what a batch may change by where devices don't divide it
 SHARED = (2, 4, 8)  # devices that share a sequence along `tensor`, where there are more than the batch takes
 FREE_FORMATS, FREE_OPTIMIZER = ("bf16", "fp8"), "adam8bit"  # what --free tries
+PRODUCTS, LOOP = "model.expert_products", "loop"  # how experts are multiplied, and with the least rows
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
@@ -144,3 +148,42 @@ def steps_for_tokens(config: ConfigDict, rows: int) -> Changes:
     """As many steps of so many sequences as the tokens of the config's own batches take."""
     tokens = schedule_steps.tokens_before(config, config.train.steps)
     return {"train.steps": str(math.ceil(tokens / (rows * config.model.seq_len)))}
+
+
+def with_products(static: Static, way: str) -> Static:
+    """`static` with its experts multiplied that way."""
+    if static.model.expert_products == way:
+        return static
+    return dataclasses.replace(static, model=dataclasses.replace(static.model, expert_products=way))
+
+
+def with_least_rows(static: Static, platform: str) -> Static:
+    """`static` with its experts multiplied in a loop where a GPU would take all blocks at once, more than has rows.
+
+    Sums are equal to rounding, it holds less, and copies no weight for a block; but a loop waits for its launches.
+    """
+    shape = static.model
+    is_loop = not shape.n_experts or shape.expert_capacity or platform != "gpu"
+    return static if is_loop else with_products(static, LOOP)
+
+
+def changed_keys(before: Static, after: Static) -> dict[str, Any]:
+    """Config keys that differ, with their new values."""
+    values: dict[str, tuple[Any, Any]] = {
+        "train.accumulate": (before.accumulate, after.accumulate),
+        "model.remat": (before.model.remat, after.model.remat),
+        PRODUCTS: (before.model.expert_products, after.model.expert_products),
+    }
+    pipeline = ("schedule", "microbatches", "rounds")  # have no effect without stages
+    for field in dataclasses.fields(Layout):
+        if after.layout.stage == 1 and field.name in pipeline:
+            continue
+        values[f"parallel.{field.name}"] = getattr(before.layout, field.name), getattr(after.layout, field.name)
+    return {key: new for key, (old, new) in values.items() if old != new}
+
+
+def kind_of_change(key: str) -> str:
+    """Kind of a changed key: micro-batch | remat | zero | products | mesh."""
+    if key in ("train.accumulate", "parallel.microbatches"):
+        return "micro-batch"
+    return {"model.remat": "remat", "parallel.zero": "zero", PRODUCTS: "products"}.get(key, "mesh")

@@ -71,7 +71,9 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     further. Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
-    canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
+    way = shape.expert_products if has_expert_blocks(shape) else "auto"  # of a dense block it says nothing
+    model = dataclasses.replace(canonical.model, remat="none", expert_products=way)
+    canonical = dataclasses.replace(canonical, model=model)
     if canonical.layout.devices == 1:
         return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))

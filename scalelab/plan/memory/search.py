@@ -18,7 +18,7 @@ from scalelab.parallel import rules
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import levers
-from scalelab.plan.memory.advice import REMAT, advise_changes, changed_keys, list_fastest
+from scalelab.plan.memory.advice import REMAT, advise_changes, list_fastest
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
@@ -29,7 +29,7 @@ from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
 # Config keys that leave the numbers of a training as they are, to rounding: all others change them.
-SAME_NUMBERS = ("train.accumulate", "model.remat", "parallel.", "train.updates", "train.moments")
+SAME_NUMBERS = ("train.accumulate", "model.remat", "parallel.", "train.updates", "train.moments", levers.PRODUCTS)
 DROPS = "parallel.expert_buffer"  # what goes to an expert beyond it is left out
 COUNTED = 4  # exact counts of memory in the search for the rest of a mesh
 LARGEST_FACTOR = 1024  # times the devices asked, in the search for how many fit
@@ -113,7 +113,7 @@ def fill_mesh(
     start = dataclasses.replace(before, layout=dataclasses.replace(before.layout, **sizes))
     made: list[Candidate] = []
     for option in list_fastest(start, machine, efficiency, asked):
-        keys = changed_keys(before, option)
+        keys = levers.changed_keys(before, option)
         try:
             changed = config_lib.resolve(config_lib.override(config, keys))
             static, _ = apply_mesh(config_lib.static(changed), devices)
@@ -151,7 +151,7 @@ def in_16_bits(config: ConfigDict, placed: Static, machine: Machine) -> Candidat
     """An fp32 plan in bf16, on the mesh where it is `placed`; None if it isn't fp32, or the chip has no such unit."""
     if POLICIES[placed.precision].forward != "float32" or "bfloat16" not in machine.chip.flops:
         return None
-    changes = {"precision.name": "bf16"} | changed_keys(config_lib.static(config), placed)
+    changes = {"precision.name": "bf16"} | levers.changed_keys(config_lib.static(config), placed)
     try:
         made = config_lib.resolve(config_lib.override(config, changes))
         static, _ = apply_mesh(config_lib.static(made), placed.layout.devices)
@@ -183,7 +183,7 @@ def fastest_fit(
             return None
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
         for option in _by_time(start, machine, efficiency):
-            keys = changed_keys(before, option)
+            keys = levers.changed_keys(before, option)
             made = _change(config, others | keys)
             placed, _ = apply_mesh(config_lib.static(made), devices)
             if find_refusal(placed) is None and fits(placed, machine):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 
@@ -38,11 +39,11 @@ class DeviceShare:
     ends: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
-    `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update. `least_side`: the
+    `turns`: of a loop on a GPU, in which each waits for its launch. `unit`: a number format of `hardware/chips.py`, ""
+    for none. `part`: block | head | update. `least_side`: the
     smallest of a product's three sizes; of attention its length. `kernel`: of fused attention. `experts`: whether it is
     work of routed experts, on their rows.
     """
@@ -56,6 +57,7 @@ class Operation:
     least_side: float = math.inf
     kernel: str = ""
     experts: bool = False
+    turns: float = 0.0
 
 
 @functools.cache

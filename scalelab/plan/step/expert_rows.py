@@ -5,10 +5,11 @@ Symbols: T tokens of a micro-batch on the device, K experts of a token, E expert
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from scalelab.config import Layout as LayoutOfMesh
 from scalelab.config import ModelShape, Static
-from scalelab.model.experts.exchange import Buffers, size_buffers
+from scalelab.model.experts.exchange import Buffers, size_buffers, takes_turns
 from scalelab.model.experts.rows import Layout, count_slots
 from scalelab.model.experts.ways import choose_way
 from scalelab.model.stacks import kinds
@@ -18,6 +19,8 @@ from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
+
+ON_ANY = "gpu"  # what is sent, and dropped, is alike on all platforms
 
 
 def useful_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
@@ -41,18 +44,19 @@ def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
     return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
-def device_buffers(static: Static) -> Buffers:
+def device_buffers(static: Static, platform: str) -> Buffers:
     """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
     shape, layout = static.model, static.layout
     tokens = max(1, math.ceil(fullest_device_share(static).tokens))
     factor = layout.expert_buffer if layout.expert > 1 else 0.0
     experts = -(-shape.n_experts // layout.expert) * layout.expert  # filled up where they don't divide
-    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor)
+    may_turn = takes_turns(shape, layout.stage > 1, platform)
+    return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor, may_turn)
 
 
 def row_layout(static: Static, platform: str) -> Layout:
     """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
-    shape, buffers = static.model, device_buffers(static)
+    shape, buffers = static.model, device_buffers(static, platform)
     here, each = buffers.peers * buffers.rows, min(shape.experts_per_token, buffers.local)
     mean = math.ceil(useful_rows(static))
     slots = count_slots(shape.expert_capacity, mean, buffers.local) if shape.expert_capacity else 0
@@ -61,7 +65,7 @@ def row_layout(static: Static, platform: str) -> Layout:
 
 def held_rows(static: Static, platform: str) -> float:
     """Rows that a device has room for in the products of its experts."""
-    buffers = device_buffers(static)
+    buffers = device_buffers(static, platform)
     return float(row_layout(static, platform).count_rows(buffers.multiplied, buffers.local))
 
 
@@ -70,15 +74,38 @@ def multiplied_rows(static: Static, platform: str, traits: SystemTraits = OUR_TR
 
     Ours: by `model.expert_products` on the `platform`. Where all blocks or slots are multiplied at once, as many as
     there is room for, whatever the loads are; loops end with the load, half a block an expert later. Other systems'
-    grouped products multiply rows alone. `traits.imbalance` is the load of the fullest device over the mean.
+    grouped products multiply rows alone. Rows that are taken in turns fill up the last one. `traits.imbalance` is the
+    load of the fullest device over the mean.
     """
     fullest = useful_rows(static, traits) * (traits.imbalance if static.layout.expert > 1 else 1.0)
     if traits.grouped_products:
         return fullest
-    layout, buffers = row_layout(static, platform), device_buffers(static)
+    layout, buffers = row_layout(static, platform), device_buffers(static, platform)
     if layout.slack:  # a block (model/experts/ways.py)
-        return min(fullest, float(buffers.multiplied)) + buffers.local * layout.slack / 2
-    return held_rows(static, platform)
+        most = math.inf if buffers.in_turns else buffers.multiplied
+        return min(fullest, most) + buffers.local * layout.slack / 2
+    return held_rows(static, platform) * (math.ceil(fullest / buffers.multiplied) if buffers.in_turns else 1)
+
+
+class ProductRows(NamedTuple):
+    """Rows that a product multiplies on a device in a micro-batch.
+
+    `matrices` of weights share them, `at_once` with one. `turns`: of a GPU's loop; elsewhere a turn needs no launch.
+    """
+
+    rows: float
+    matrices: int
+    at_once: float
+    turns: float = 0.0
+
+
+def expert_product_rows(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> ProductRows:
+    """Those of the fullest device's experts; a loop takes block after block."""
+    rows, matrices = multiplied_rows(static, platform, traits), count_matrices(static, platform, traits)
+    block = 0 if platform != "gpu" or traits.grouped_products else row_layout(static, platform).slack
+    return ProductRows(
+        rows, matrices, min(block, rows / matrices) if block else rows / matrices, rows / (block or math.inf)
+    )
 
 
 def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> int:
@@ -91,19 +118,23 @@ def count_matrices(static: Static, platform: str, traits: SystemTraits = OUR_TRA
 def matrix_entries(static: Static, platform: str) -> int:
     """Entries of all matrices that the rows of a layer are multiplied by on a device (`count_matrices`).
 
-    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md).
+    Compilers hold them, and their gradients in fp32, at once (checks/results/compiled.md). Gradients of rows that are
+    taken in turns are added up beside those of a turn.
     """
     of_kinds = [
         sum(math.prod(p.device_size(static.layout)) for p in block_products(kind) if p.experts)
         for kind in kinds(static.model)
     ]
-    return round(max(of_kinds) * count_matrices(static, platform)) if any(of_kinds) else 0
+    if not any(of_kinds):
+        return 0
+    buffers = device_buffers(static, platform)
+    return round(max(of_kinds) * (count_matrices(static, platform) + buffers.in_turns * buffers.local))
 
 
 def sent_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
     """Rows that a device has for all devices along `expert`, itself among them, and gets from them, in one exchange."""
     if traits.sends == "buffers":
-        buffers = device_buffers(static)
+        buffers = device_buffers(static, ON_ANY)
         return float(buffers.peers * buffers.rows)
     copies: float = static.model.experts_per_token
     if traits.sends != "copies":
@@ -119,9 +150,10 @@ def row_bytes(static: Static) -> tuple[int, int]:
 
 def returns_drops(static: Static, traits: SystemTraits = OUR_TRAITS) -> bool:
     """Whether our experts may have less room than rows, and send back how many experts each row lacks."""
-    shape, buffers = static.model, device_buffers(static)
+    shape, buffers = static.model, device_buffers(static, ON_ANY)
     full = buffers.peers * buffers.rows * min(shape.experts_per_token, buffers.local)
-    return traits.sends == "buffers" and bool(shape.expert_capacity or buffers.multiplied < full)
+    less = buffers.multiplied < full and not buffers.in_turns
+    return traits.sends == "buffers" and bool(shape.expert_capacity or less)
 
 
 def split_by_domain(static: Static, machine: Machine, whole: float, once_a_node: bool) -> tuple[float, float]:

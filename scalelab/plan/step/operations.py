@@ -6,7 +6,6 @@ memory, as XLA and hand-written kernels do, and costs bytes only.
 Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K inputs and N outputs of a product.
 """
 
-import dataclasses
 import math
 
 from scalelab.config import ModelShape, Static
@@ -20,6 +19,7 @@ from scalelab.plan.step import expert_rows, update
 from scalelab.plan.step.block_products import Product, block_products
 from scalelab.plan.step.device_share import Operation, fullest_device_share, layers_by_kind
 from scalelab.plan.step.efficiency import machine_platform
+from scalelab.plan.step.expert_rows import ProductRows
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
@@ -45,10 +45,9 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
         ]
         runs = layers * of.microbatches
         operations += [
-            dataclasses.replace(op, times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits))
-            for op in block
+            op._replace(times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits)) for op in block
         ]
-    head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
+    head = [op._replace(times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))
 
 
@@ -74,32 +73,32 @@ def _block_products(static: Static, machine: Machine, traits: SystemTraits) -> l
     return operations + (_distance_operations(static, traits) if static.model.position == "relative" else [])
 
 
-def product_rows(static: Static, machine: Machine, traits: SystemTraits, product: Product) -> tuple[float, int]:
-    """(rows that a product multiplies on a device in a micro-batch, matrices between which they are divided)."""
+def product_rows(static: Static, machine: Machine, traits: SystemTraits, product: Product) -> ProductRows:
+    """Rows that a product multiplies on a device in a micro-batch."""
     if product.experts:
-        platform = machine_platform(machine)
-        matrices = expert_rows.count_matrices(static, platform, traits)
-        return expert_rows.multiplied_rows(static, platform, traits), matrices
-    return fullest_device_share(static).tokens, 1
+        return expert_rows.expert_product_rows(static, machine_platform(machine), traits)
+    tokens = fullest_device_share(static).tokens
+    return ProductRows(tokens, 1, tokens)
 
 
-def _product_operations(
-    static: Static, traits: SystemTraits, product: Product, sizes: tuple[float, int]
-) -> list[Operation]:
-    """One product with a weight, forward and backward, and the rounding of its operands; `sizes`: `product_rows`."""
+def _product_operations(static: Static, traits: SystemTraits, product: Product, sizes: ProductRows) -> list[Operation]:
+    """One product with a weight, forward and backward, and the rounding of its operands."""
     policy, share, name = POLICIES[static.precision], fullest_device_share(static), product.name
     policy = POLICIES["fp32"] if product.routes else policy
     unit, operand, a = policy.unit, array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
     layout = expert_rows.product_layout(static, traits) if product.experts else static.layout
-    (tokens, matrices), (k, n), of_experts = sizes, product.device_size(layout), bool(product.experts)
-    flops, least, weights = 2.0 * tokens * k * n, min(tokens / matrices, k, n), k * n * matrices
+    tokens, (k, n), of_experts = sizes.rows, product.device_size(layout), bool(product.experts)
+    flops, least, weights = 2.0 * tokens * k * n, min(sizes.at_once, k, n), k * n * sizes.matrices
+    # A loop over blocks takes each through all of an expert's products, unless fp8 needs a whole operand for its scale.
+    alone = static.model.expert_products != "loop" or bool(policy.scaling)
+    forward, backward = (sizes.turns / (1 if alone else n * len(_of_experts(static))) for n in (1, 2))
     passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
     moved = operand * (tokens * k + weights) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.
     gradient = 4.0 * weights * (3 if share.microbatches > 1 else 1)
     return [
-        Operation(name, "block", unit, flops, moved, passes, least, experts=of_experts),
-        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least, experts=of_experts),
+        Operation(name, "block", unit, flops, moved, passes, least, experts=of_experts, turns=forward),
+        Operation(f"d{name}, inputs", "block", unit, flops, moved, 1, least, experts=of_experts, turns=backward),
         Operation(
             f"d{name}, weights",
             "block",
@@ -109,10 +108,15 @@ def _product_operations(
             1,
             least,
             experts=of_experts,
+            turns=backward,
         ),
         _rounding_operations(static, policy, traits, name, (tokens * k, tokens * n, weights), passes),
         *_wide_outputs(policy, traits, name, tokens * (passes * n + k)),
     ]
+
+
+def _of_experts(static: Static) -> list[Product]:
+    return [product for product in block_products(static.model) if product.experts]
 
 
 def _wide_outputs(policy: Policy, traits: SystemTraits, name: str, elements: float) -> list[Operation]:
@@ -222,7 +226,7 @@ def _elementwise_operations(static: Static, machine: Machine, traits: SystemTrai
     inner = [
         (
             p.sources,
-            product_rows(static, machine, traits, p)[0] * p.device_size(of_experts if p.experts else layout)[0],
+            product_rows(static, machine, traits, p).rows * p.device_size(of_experts if p.experts else layout)[0],
         )
         for p in products
         if p.sources and not p.from_stream
@@ -248,7 +252,7 @@ def _moved_rows(static: Static, machine: Machine, traits: SystemTraits) -> float
 
     An expert's row is read and written, and read once more to be added; so is each that comes from another device.
     """
-    if not any(product.experts for product in block_products(static.model)):
+    if not _of_experts(static):
         return 0.0
     platform, tokens = machine_platform(machine), expert_rows.own_tokens(static, traits)
     there = expert_rows.multiplied_rows(static, platform, traits)

@@ -27,6 +27,9 @@ RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
 NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
+# Of a turn of a loop on a GPU, whose host reads before it whether there is one (jax issue 2491): 81.6 s for ten million
+# of a small scan (QuantEcon/lecture-python-programming, issue 440).
+TURN_S = 8.2e-6
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 
@@ -102,9 +105,7 @@ def expected_of(
 
 def by_size(ops: tuple[Operation, ...], efficiency: Efficiency) -> tuple[Operation, ...]:
     """Operations with the FLOPs that a large one of its kind does in its time: small products reach a smaller share."""
-    return tuple(
-        dataclasses.replace(op, flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops
-    )
+    return tuple(op._replace(flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops)
 
 
 def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
@@ -217,7 +218,8 @@ def _compute_seconds(
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
         if flops_s or bytes_s:
             slower = at["experts"] if op.experts else 1.0
-            seconds[op.part][flops_s < bytes_s] += op.times * max(flops_s / slower, bytes_s / slower, LEAST_S)
+            took = max(flops_s / slower, bytes_s / slower, LEAST_S) + op.turns * TURN_S
+            seconds[op.part][flops_s < bytes_s] += op.times * took
     of = fullest_device_share(static)
     last = [seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1)]
     slowest = max(seconds["block"], last, key=sum)
@@ -273,6 +275,8 @@ def _describe_experts(static: Static, machine: Machine, traits: SystemTraits) ->
     factor = expert_rows.row_factor(static, machine_platform(machine), traits)
     loads = f", the fullest device {traits.imbalance:g} times the mean, assumed" if static.layout.expert > 1 else ""
     lines = [f"experts: products multiply {factor:.3g} times the useful rows (blocks and buffers filled up{loads})"]
+    turns = sum(op.times * op.turns for op in operations.step_operations(static, machine, traits))
+    lines += [f"experts: {turns:,.3g} turns of loops a step, {TURN_S * 1e6:g} us each, assumed"] if turns else []
     moves = [move for move in step_transfers(static, traits) if move.sends_rows]
     parts = [expert_rows.split_by_domain(static, machine, move.whole_bytes, move.once_a_node) for move in moves]
     near, far = (sum(move.times * part[i] for move, part in zip(moves, parts, strict=True)) / 1e9 for i in (0, 1))

@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import advice, estimated_activations, saved_activations
+from scalelab.plan.memory import advice, estimated_activations, levers, saved_activations, search
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import step_operations
@@ -179,11 +179,11 @@ def test_a_tpus_grouped_products_and_gathers_take_their_fitted_shares():
     """Half the share at a smallest side of 700; nine passes for one. A GPU's take what its other products do."""
     of, v7 = static_of(Layout(expert=4), model=model()), load_machine("v7")
     grouped = next(op for op in step_operations(of, v7, MEGATRON_TRAITS) if op.experts and op.flops)
-    side = dataclasses.replace(grouped, least_side=700.0)
+    side = grouped._replace(least_side=700.0)
     assert default_efficiency(v7).relative_share(side) == 0.5
-    assert default_efficiency(v7).relative_share(dataclasses.replace(side, experts=False)) == 1
+    assert default_efficiency(v7).relative_share(side._replace(experts=False)) == 1
     h100 = default_efficiency(load_machine("h100"))
-    assert h100.relative_share(side) == h100.relative_share(dataclasses.replace(side, experts=False))
+    assert h100.relative_share(side) == h100.relative_share(side._replace(experts=False))
 
     def moved(hardware):
         ops = step_operations(of, load_machine(hardware), MEGATRON_TRAITS)
@@ -234,3 +234,15 @@ def test_the_search_finds_the_fastest_layout_of_all():
     fastest = min([one.step_s for one in found], default=math.inf)
     assert min(fastest, expected_s(start, H100, advice.default_efficiency(H100))) == pytest.approx(best, rel=0.011)
     assert all(advice._trainer_verdict(one.option)[0] for one in found)
+
+
+def test_a_gpus_loop_waits_for_each_turn_and_the_search_tries_it():
+    """By hand: 256 rows and half a block of 8 for each of 8 experts, in blocks of 8; a TPU waits for none."""
+    of = static_of(model=model(expert_products="products"))
+    assert expert_rows.expert_product_rows(of, "gpu").turns == (256 + 8 * 8 / 2) / 8
+    assert expert_rows.expert_product_rows(of, "gpu").at_once == 8
+    assert expert_rows.expert_product_rows(of, "tpu").turns == 0
+    blocks = static_of(model=model())
+    assert levers.with_least_rows(blocks, "gpu").model.expert_products == "loop"
+    assert levers.with_least_rows(blocks, "tpu") == levers.with_least_rows(blocks, "cpu") == blocks
+    assert search.keys_that_alter(levers.changed_keys(blocks, of)) == ()
