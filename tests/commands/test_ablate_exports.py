@@ -60,7 +60,7 @@ def test_a_run_that_diverged_and_a_word_that_is_not_known(tmp_path, capsys):
 def test_a_loss_that_is_missing_a_count_of_0_and_a_column_for_each_side_are_named(tmp_path, capsys):
     header, path, blank = ("side", "C", "seed", "tokens", "loss"), tmp_path / "t.csv", ("new", 4e19, 9, 0, "")
     table = _spelled(path, header, lambda *row: (*row[:3], 1e9, row[3]), more=[blank])
-    text, variant = judge(capsys, table)
+    text, _ = judge(capsys, table)
     assert "rows: 1 without a loss count as diverged: where one" in text and "1 of 4 runs of new diverged" in text
     diverged = _spelled(path, header, lambda *row: (*row[:3], 1e9, row[3]), more=[(*blank[:4], "nan")])
     assert "without a loss" not in judge(capsys, diverged)[0]
