@@ -77,9 +77,9 @@ class Different(NamedTuple):
 
 def find_different(log: np.ndarray, fresh: np.ndarray) -> Different:
     """The different pairs of two columns [P]; tables of repeated data have each many times."""
-    pairs, pair, counts = np.unique(np.stack([log, fresh]), axis=1, return_inverse=True, return_counts=True)
+    (logs, freshes), pair, counts = np.unique(np.stack([log, fresh]), axis=1, return_inverse=True, return_counts=True)
     pair = pair.reshape(-1)
-    return Different(*pairs, pair, np.argsort(pair, kind="stable"), np.cumsum(counts) - counts)
+    return Different(logs, freshes, pair, np.argsort(pair, kind="stable"), np.cumsum(counts) - counts)
 
 
 def waste_of(v: np.ndarray, log_r: np.ndarray) -> Waste:
