@@ -55,3 +55,22 @@ def test_a_run_that_diverged_and_a_word_that_is_not_known(tmp_path, capsys):
     assert main(["ablate", _spelled(path, header, lambda *row: (*row, "zombie")), "--baseline=old"]) == 2
     error = capsys.readouterr().err
     assert "'status' is 'zombie' in 24 rows: did these runs finish? write finished, crashed or" in error
+
+
+def test_a_loss_that_is_missing_a_count_of_0_and_a_column_for_each_side_are_named(tmp_path, capsys):
+    header, path, blank = ("side", "C", "seed", "tokens", "loss"), tmp_path / "t.csv", ("new", 4e19, 9, 0, "")
+    table = _spelled(path, header, lambda *row: (*row[:3], 1e9, row[3]), more=[blank])
+    text, _ = judge(capsys, table)
+    assert "rows: 1 without a loss count as diverged: where one" in text and "1 of 4 runs of new diverged" in text
+    diverged = _spelled(path, header, lambda *row: (*row[:3], 1e9, row[3]), more=[(*blank[:4], "nan")])
+    assert "without a loss" not in judge(capsys, diverged)[0]
+    mistakes = [
+        ("row 1: tokens=0.0 is not a number of tokens above zero", lambda *row: (*row[:3], 0, row[3])),
+        ("row 1: tokens=-5.0 is not a number of tokens above zero", lambda *row: (*row[:3], -5, row[3])),
+    ]
+    for message, row_of in mistakes:
+        assert main(["ablate", _spelled(path, header, row_of), "--baseline=old"]) == 2
+        assert message in capsys.readouterr().err
+    path.write_text("C,old_loss,new_loss\n1e18,3.1,3.0\n4e18,2.9,2.8\n")
+    assert main(["ablate", str(path), "--baseline=old"]) == 2
+    assert "(a loss a side, as old_loss and new_loss? Write a row for each run)" in capsys.readouterr().err

@@ -69,7 +69,10 @@ def make_sides(
         row |= {} if "seed" in names else {"seed": f"{row['side']} {i}"}
         row["measured_with"] = {name: plain_value(line[name]) for name in header if line.get(name) not in (None, "")
                                 and any(word in name.lower() for word in MEASURED_WITH)}  # fmt: skip
-    return rows, [f"columns read as {chosen}"] * bool(chosen) + left_out + seedless + blocked
+    blank = sum(not str(line.get(names["loss"]) or "").strip() for line in lines)
+    lost = f"{blank} without a loss count as diverged: where one didn't finish, a column status says so, or take it out"
+    notes = [f"columns read as {chosen}"] * bool(chosen) + left_out + [f"rows: {lost}"] * bool(blank)
+    return rows, notes + seedless + blocked
 
 
 def _derive_flops(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> list[str]:
@@ -196,8 +199,10 @@ def _choose_columns(
         if field == "C" and {"N", "tokens"} <= set(names):
             continue
         third = " (nor N and tokens, which give it)" if field == "C" else ""
+        losses = [name for name in numeric if "loss" in name.lower()] if field == "side" else []
+        wide = f" (a loss a side, as {' and '.join(losses[:2])}? Write a row for each run)" if len(losses) > 1 else ""
         raise BadInput(
-            f"{table} has no column {field!r}{third}: name it, --columns={field}=…; it has "
+            f"{table} has no column {field!r}{third}{wide}: name it, --columns={field}=…; it has "
             f"{', '.join(map(shorten_text, header))}"
         )
     return names
@@ -234,7 +239,7 @@ def _finished_rows(
     kept, others = dict[int, Mapping[str, Any]](), collections.Counter[str]()
     for place, (line, status) in enumerate(zip(lines, statuses, strict=True), 1):
         if status and plain_name(status) in LOST_RUNS:
-            kept[place] = {**line, loss: ""}
+            kept[place] = {**line, loss: "diverged"}
         elif status not in (None, "done"):
             others[status] += 1
         else:

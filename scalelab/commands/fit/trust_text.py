@@ -142,8 +142,8 @@ def _score_holdout(holdout: Holdout) -> list[str]:
         lines.append("WARNING: fewer held-out rows are inside than by chance: intervals of larger runs are too narrow")
     if holdout.verdict == "too wide":
         lines.append(
-            f"WARNING: the intervals are wider than errors of {holdout.mape:.2%} ask for (by chance {ends[0]:.2%} to "
-            f"{ends[1]:.2%}): that {holdout.inside} of {count} are inside says little"
+            f"WARNING: the intervals are wider than errors of {holdout.mape:.2%} ask for (by chance {ends[0]:.2%} "
+            f"or more): that {holdout.inside} of {count} are inside says little"
         )
     return lines
 

@@ -52,7 +52,7 @@ class LogProblem(Problem):
         with np.errstate(all="ignore"):  # `newton.descend` drops starts whose derivative isn't finite
             loss, slopes, parts = self.linearise(x)
             r = objective.target(loss) - self.wanted - moved
-            jac = slopes / loss[:, None] if objective.log else slopes
+            jac = np.divide(slopes, loss[:, None], out=slopes) if objective.log else slopes
             pull = weights * objective.slope(r)
             majoriser = weighted_gram(jac, weights * objective.weight(r))
             curved, share = (pull, pull / loss) if objective.log else (0.0, pull)

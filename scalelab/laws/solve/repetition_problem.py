@@ -3,7 +3,8 @@
 L = E + A/N'^alpha + B/D'^beta. Both N' and D' are a column z less what repetition wastes: log z' = log z + h(v, log R)
 with v = log(z / fresh) and h = -v + log(1 + R (1 - exp(-(e^v - 1) / R))). Of D the fresh part is min(U, D); of N it is
 the best size for it, exp(q), where q is linear in g = log G: q = (beta / alpha) (log fresh + g) + g.
-Legend: R problems, P points, G seeds; a, b: logs of A and B; m, n: logs of R_D_star and R_N_star.
+Legend: R problems, P points, G seeds; S, T different pairs of N or D and fresh tokens; a, b: logs of A and B; m, n:
+logs of R_D_star and R_N_star.
 """
 
 import dataclasses
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.laws.solve.log_problem import Linearised, LogProblem
-from scalelab.laws.solve.problem import Columns
+from scalelab.laws.solve.problem import Columns, weighted_gram
 
 NAMES = ("a", "b", "alpha", "beta", "n")  # of which A's term depends
-PLACES = {"E": 0, "a": 1, "b": 2, "alpha": 3, "beta": 4, "m": 5, "n": 6}
+PLACES = [1, 2, 3, 4, 6]  # theirs in x: E, a, b, alpha, beta, m, n
+ALPHA, BETA, N = 2, 3, 4  # places in NAMES
+OF_DATA = [2, 4, 5]  # places in x of b, beta and m, of which B's term depends
 
 
 class Waste(NamedTuple):
@@ -32,22 +35,51 @@ class Waste(NamedTuple):
 
 
 class SizeTerm(NamedTuple):
-    """A's term [R, P]; first derivatives of its log, of log N' and of v {name: [R, P]}; `waste` of v."""
+    """A's term [R, S]; first derivatives by NAMES [R, 5, S] of its log, of log N' and of v; `waste` of v."""
 
     term: np.ndarray
-    by: dict[str, np.ndarray]
-    log_size: dict[str, np.ndarray]
+    by: np.ndarray
+    log_size: np.ndarray
     waste: Waste
-    v: dict[str, np.ndarray]
+    v: np.ndarray
+
+
+class DataTerm(NamedTuple):
+    """B's term [R, T], log D' and its waste."""
+
+    term: np.ndarray
+    log_data: np.ndarray
+    waste: Waste
 
 
 class Parts(NamedTuple):
-    """What `law_bend` reads: both terms, log D' [R, P] and its waste."""
+    """What `law_bend` reads."""
 
     size: SizeTerm
-    data: np.ndarray
-    log_data: np.ndarray
-    waste: Waste
+    data: DataTerm
+
+
+class Different(NamedTuple):
+    """Different pairs of a column and of fresh tokens, of which a term depends: logs of both [S], each point's pair
+    [P]; `order` [P] of the points by pair, `firsts` [S]: where each pair begins in it.
+    """
+
+    log: np.ndarray
+    fresh: np.ndarray
+    pair: np.ndarray
+    order: np.ndarray
+    firsts: np.ndarray
+
+    def sum_points(self, values: np.ndarray) -> np.ndarray:
+        """Sums [R, S] of values [R, P] over the points of each pair."""
+        return np.add.reduceat(values[:, self.order], self.firsts, axis=1)
+
+
+def find_different(log: np.ndarray, fresh: np.ndarray) -> Different:
+    """The different pairs of two columns [P]; tables of repeated data have each many times."""
+    (logs, freshes), pair, counts = np.unique(np.stack([log, fresh]), axis=1, return_inverse=True, return_counts=True)
+    pair = pair.reshape(-1)
+    return Different(logs, freshes, pair, np.argsort(pair, kind="stable"), np.cumsum(counts) - counts)
 
 
 def waste_of(v: np.ndarray, log_r: np.ndarray) -> Waste:
@@ -77,92 +109,101 @@ class RepetitionProblem(LogProblem):
     centre_at: Columns | None = None
 
     @functools.cached_property
-    def logs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Logs of N, of D, and of the fresh tokens [P]."""
+    def logs(self) -> tuple[Different, Different]:
+        """Logs of N and of D, each beside that of the fresh tokens."""
         N, D, U = (np.asarray(self.columns[name], float) for name in ("N", "D", "U"))
-        return np.log(N), np.log(D), np.log(np.minimum(U, D))
+        fresh = np.log(np.minimum(U, D))
+        return find_different(np.log(N), fresh), find_different(np.log(D), fresh)
 
     def losses(self, x: np.ndarray) -> np.ndarray:
         """The law [R, P]."""
-        log_n, log_d, fresh = self.logs
+        sizes, tokens = self.logs
         E, a, b, alpha, beta, m, n = (x[:, i : i + 1] for i in range(7))
         g, ratio = _log_g(x)[0], beta / alpha
         with np.errstate(all="ignore"):
-            v = np.maximum(log_n - (ratio * (fresh + g) + g), 0.0)
-            size, data = log_n + _lost(v, n), log_d + _lost(log_d - fresh, m)
-            return E + np.exp(a - alpha * size) + np.exp(b - beta * data)
+            v = np.maximum(sizes.log - (ratio * (sizes.fresh + g) + g), 0.0)
+            size, data = sizes.log + _lost(v, n), tokens.log + _lost(tokens.log - tokens.fresh, m)
+            return E + np.exp(a - alpha * size)[:, sizes.pair] + np.exp(b - beta * data)[:, tokens.pair]
 
     def linearise(self, x: np.ndarray) -> Linearised:
         """The law with its first derivatives, and its terms."""
-        parts, beta = self._parts(x), x[:, 4:5]
-        slopes = np.zeros((len(x), 7, self.points))
-        slopes[:, 0] = 1.0
-        for name in NAMES:
-            slopes[:, PLACES[name]] += parts.size.term * parts.size.by[name]
-        slopes[:, 2] += parts.data
-        slopes[:, 4] -= parts.data * parts.log_data
-        slopes[:, 5] -= parts.data * beta * parts.waste.r
-        return Linearised(x[:, :1] + parts.size.term + parts.data, slopes, parts)
+        sizes, tokens = self.logs
+        size, data = parts = self._parts(x)
+        of_size, of_data = size.term[:, None] * size.by, data.term[:, None] * _data_slopes(x, data)
+        slopes = np.ones((len(x), 7, self.points))
+        for i, place in enumerate(PLACES):
+            slopes[:, place] = of_size[:, i].take(sizes.pair, axis=1, mode="clip")
+        slopes[:, 2] += of_data[:, 0].take(tokens.pair, axis=1, mode="clip")
+        slopes[:, 4] += of_data[:, 1].take(tokens.pair, axis=1, mode="clip")
+        slopes[:, 5] = of_data[:, 2].take(tokens.pair, axis=1, mode="clip")
+        return Linearised(x[:, :1] + size.term[:, sizes.pair] + data.term[:, tokens.pair], slopes, parts)
 
     def law_bend(self, x: np.ndarray, share: np.ndarray, parts: Parts) -> np.ndarray:
         """Second derivatives of the law, summed over points."""
-        bend = np.zeros((len(x), 7, 7))
-        self._add_size_bend(bend, x, share, parts.size)
-        beta, weight, waste = x[:, 4:5], share * parts.data, parts.waste
-        by = {"b": np.ones_like(weight), "beta": -parts.log_data, "m": -beta * waste.r}
-        second = {("beta", "m"): -waste.r, ("m", "m"): -beta * waste.rr}
-        _add_bend(bend, weight, by, second)
+        (sizes, tokens), bend = self.logs, np.zeros((len(x), 7, 7))
+        bend[:, np.array(PLACES)[:, None], PLACES] = self._size_bend(x, sizes.sum_points(share), parts.size)
+        data = parts.data
+        weight = tokens.sum_points(share) * data.term
+        of_data = weighted_gram(_data_slopes(x, data), weight)  # of exp(b - beta log D')
+        of_m = (weight * data.waste.r).sum(axis=1)
+        of_data[:, 1, 2] -= of_m
+        of_data[:, 2, 1] -= of_m
+        of_data[:, 2, 2] -= x[:, 4] * (weight * data.waste.rr).sum(axis=1)
+        bend[:, np.array(OF_DATA)[:, None], OF_DATA] += of_data
         return bend
 
-    def _add_size_bend(self, bend: np.ndarray, x: np.ndarray, share: np.ndarray, size: SizeTerm) -> None:
-        """Add the second derivatives of A's term: exp(a - alpha log N')."""
-        alpha, second = x[:, 3:4], {}
-        q = self._best_size_bend(x)
-        active = size.v["a"] != 0.0
-        waste, v = size.waste, size.v
-        for i, name in enumerate(NAMES):
-            for other in NAMES[i:]:
-                each = waste.vv * v[name] * v[other]
-                if (name, other) in q:
-                    each = each - waste.v * np.where(active, q[name, other], 0.0)
-                if other == "n":
-                    each = each + (waste.rr if name == "n" else waste.vr * v[name])
-                by_alpha = (name == "alpha") * size.log_size[other] + (other == "alpha") * size.log_size[name]
-                second[name, other] = -alpha * each - by_alpha
-        _add_bend(bend, share * size.term, size.by, second)
+    def _size_bend(self, x: np.ndarray, share: np.ndarray, size: SizeTerm) -> np.ndarray:
+        """Second derivatives by NAMES [R, 5, 5] of A's term: exp(a - alpha log N'), summed with weights [R, S]."""
+        weight, waste, alpha = share * size.term, size.waste, x[:, 3]
+        by_q = weight * waste.v * (size.v[:, 0] != 0.0)
+        of_size = weighted_gram(size.v, weight * waste.vv)
+        of_size -= self._best_size_bend(x, by_q)
+        of_n = (size.v @ (weight * waste.vr)[..., None])[..., 0]
+        of_n[:, N] = 0.5 * (weight * waste.rr).sum(axis=1)
+        of_size[:, N] += of_n
+        of_size[:, :, N] += of_n
+        bend = weighted_gram(size.by, weight) - alpha[:, None, None] * of_size
+        of_alpha = (size.log_size @ weight[..., None])[..., 0]
+        bend[:, ALPHA] -= of_alpha
+        bend[:, :, ALPHA] -= of_alpha
+        return bend
 
     def _parts(self, x: np.ndarray) -> Parts:
-        log_n, log_d, fresh = self.logs
+        sizes, tokens = self.logs
         a, b, alpha, beta, m, n = (x[:, i : i + 1] for i in range(1, 7))
         q, by_q = self._best_size(x)
-        v = np.maximum(log_n - q, 0.0)
-        inside = v > 0.0
-        by_v = {name: np.where(inside, -each, 0.0) for name, each in by_q.items()} | {"n": np.zeros_like(v)}
+        v = np.maximum(sizes.log - q, 0.0)
+        by_v = np.where((v > 0.0)[:, None], -by_q, 0.0)
         waste = waste_of(v, n)
-        log_size = log_n + waste.h
-        of_size = {name: waste.v * each for name, each in by_v.items()}
-        of_size["n"] = waste.r
-        by = {name: -alpha * of_size[name] for name in NAMES}
-        by["a"], by["alpha"] = by["a"] + 1.0, by["alpha"] - log_size
+        log_size = sizes.log + waste.h
+        of_size = waste.v[:, None] * by_v
+        of_size[:, N] = waste.r
+        by = -alpha[:, None] * of_size
+        by[:, 0] += 1.0
+        by[:, ALPHA] -= log_size
         size = SizeTerm(np.exp(a - alpha * log_size), by, of_size, waste, by_v)
-        repeated = waste_of(np.broadcast_to(log_d - fresh, (len(x), self.points)), m)
-        log_data = log_d + repeated.h
-        return Parts(size, np.exp(b - beta * log_data), log_data, repeated)
+        repeated = waste_of(np.broadcast_to(tokens.log - tokens.fresh, (len(x), len(tokens.log))), m)
+        log_data = tokens.log + repeated.h
+        return Parts(size, DataTerm(np.exp(b - beta * log_data), log_data, repeated))
 
-    def _best_size(self, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Log of the best size q [R, P] and its derivatives."""
-        alpha, beta, fresh = x[:, 3:4], x[:, 4:5], self.logs[2]
+    def _best_size(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log of the best size q [R, S] and its derivatives by NAMES [R, 5, S]."""
+        alpha, beta = x[:, 3:4], x[:, 4:5]
         g, by_g = _log_g(x)
-        ratio = beta / alpha
-        by = {name: (ratio + 1.0) * each + 0.0 * fresh for name, each in by_g.items()}
-        by["alpha"] = by["alpha"] - ratio / alpha * (fresh + g)
-        by["beta"] = by["beta"] + (fresh + g) / alpha
-        return ratio * (fresh + g) + g, by
+        ratio, reach = beta / alpha, self.logs[0].fresh + g
+        by = np.zeros((len(x), len(NAMES), reach.shape[1]))
+        for place, name in enumerate(NAMES[:N]):
+            by[:, place] = (ratio + 1.0) * by_g[name]
+        by[:, ALPHA] -= ratio / alpha * reach
+        by[:, BETA] += reach / alpha
+        return ratio * reach + g, by
 
-    def _best_size_bend(self, x: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-        """Second derivatives of q [R, P]."""
-        alpha, beta, fresh = x[:, 3:4], x[:, 4:5], self.logs[2]
-        g, by = _log_g(x)
+    def _best_size_bend(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Second derivatives of q by NAMES [R, 5, 5], summed with weights [R, S]."""
+        alpha, beta = x[:, 3], x[:, 4]
+        log_g, log_by = _log_g(x)
+        by = {name: each[:, 0] for name, each in log_by.items()}
+        count, reach = weight.sum(axis=1), (weight * (self.logs[0].fresh + log_g)).sum(axis=1)
         total, ratio = alpha + beta, beta / alpha
         of_ratio = {"alpha": -ratio / alpha, "beta": 1.0 / alpha}
         second = {
@@ -173,11 +214,13 @@ class RepetitionProblem(LogProblem):
             ("beta", "beta"): (1.0 / beta**2 - 2 * by["beta"]) / total,
         }  # fmt: skip
         of_ratios = {("alpha", "alpha"): 2 * ratio / alpha**2, ("alpha", "beta"): -1.0 / alpha**2}
-        bends = {}
+        bends = np.zeros((len(x), len(NAMES), len(NAMES)))
         for (name, other), each in second.items():
-            bend = (ratio + 1.0) * each + of_ratios.get((name, other), 0.0) * (fresh + g)
+            bend = (ratio + 1.0) * each
             bend = bend + (of_ratio[name] * by[other] if name in of_ratio else 0.0)
-            bends[name, other] = bend + (of_ratio[other] * by[name] if other in of_ratio else 0.0)
+            bend = bend + (of_ratio[other] * by[name] if other in of_ratio else 0.0)
+            i, j = NAMES.index(name), NAMES.index(other)
+            bends[:, i, j] = bends[:, j, i] = count * bend + of_ratios.get((name, other), 0.0) * reach
         return bends
 
     def basis(self, searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -211,16 +254,6 @@ def _log_g(x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     }
 
 
-def _add_bend(
-    bend: np.ndarray, weight: np.ndarray, by: Mapping[str, np.ndarray], second: Mapping[tuple[str, str], np.ndarray]
-) -> None:
-    """Add to `bend` [R, K, K] the second derivatives of exp(f), f of first derivatives `by` and second ones."""
-    names = list(by)
-    for i, name in enumerate(names):
-        for other in names[i:]:
-            each = by[name] * by[other] + second.get((name, other), 0.0)
-            total = np.einsum("rp,rp->r", weight, each)
-            first, last = PLACES[name], PLACES[other]
-            bend[:, first, last] += total
-            if first != last:
-                bend[:, last, first] += total
+def _data_slopes(x: np.ndarray, data: DataTerm) -> np.ndarray:
+    """First derivatives of b - beta log D' by b, beta and m: [R, 3, T]."""
+    return np.stack([np.ones_like(data.term), -data.log_data, -x[:, 4:5] * data.waste.r], axis=1)

@@ -112,14 +112,14 @@ def distinct_budgets(budgets: Sequence[float]) -> list[float]:
     """The distinct budgets, ascending; near ones are one."""
     out: list[float] = []
     for budget in sorted(budgets):
-        if not out or math.log(budget / out[-1]) > NEAR:
+        if not out or math.log(budget) - math.log(out[-1]) > NEAR:  # a ratio of damaged counts may overflow
             out.append(budget)
     return out
 
 
 def nearest_budget(flops: float, budgets: Sequence[float]) -> int | None:
     """The place of the budget that these FLOPs are near; None if there is none."""
-    gaps = np.abs(np.log(flops / np.array(budgets)))
+    gaps = np.abs(math.log(flops) - np.log(budgets))
     nearest = int(np.argmin(gaps))
     return nearest if gaps[nearest] <= 2 * NEAR else None
 
@@ -145,7 +145,7 @@ def _same_tokens(row: Row, budgets: Sequence[float], others: Sequence[Row]) -> i
         for other in others
         if other.get("tokens")
         and other.get("block") == row.get("block")
-        and abs(math.log(other["tokens"] / row["tokens"])) <= NEAR
+        and abs(math.log(other["tokens"]) - math.log(row["tokens"])) <= NEAR
     ]
     return nearest_budget(float(near[0]["C"]), budgets) if near else None
 
@@ -163,7 +163,8 @@ def make_cell(side: str, budget: float, rows: Sequence[Row], block: str = "") ->
     ended = {label: loss for label, loss in losses.items() if math.isfinite(loss)}
     rates = {label: row.get("tokens_per_s") for label, row in zip(labels, rows, strict=True)}
     known = {} if None in rates.values() else {label: float(rate) for label, rate in rates.items() if rate}
-    flops, tokens, params = (geometric_mean([row.get(key) for row in rows]) for key in ("C", "tokens", "N"))
+    counted = [row for row in rows if math.isfinite(float(row["loss"]))] or rows  # one that diverged may say 0 tokens
+    flops, tokens, params = (geometric_mean([row.get(key) or None for row in counted]) for key in ("C", "tokens", "N"))
     return Cell(ended, len(losses) - len(ended), flops or budget, tokens, known, params=params)
 
 

@@ -121,8 +121,8 @@ def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
     if finished < (needed := 3 - len(fix)):
         free = " and ".join(name for name in FIXABLE if name not in fix)
         raise BadInput(
-            f"the baseline has finished runs at {finished} rungs; {free or 'A'} of its law need {needed}: train more "
-            "rungs, or give what is known (--fix E=…)"
+            f"the baseline has finished runs at {finished} rung{'s' * (finished != 1)}; {free or 'A'} of its law "
+            f"{'need' if ' and ' in free else 'needs'} {needed}: train more rungs, or give what is known (--fix E=…)"
         )
 
 

@@ -24,6 +24,7 @@ from scalelab.laws.use.multiplier.cells import (
 
 UNIT_SLACK = 0.05  # a ratio of losses this near to 1 / ln 2 at every rung is one of units
 NEEDED = ("side", "C", "loss")
+COUNTS = {"tokens": "tokens", "N": "parameters"}  # that a row may have, and what they count
 MOST_NAMED = 6  # of the budgets or cells that a note lists
 
 
@@ -118,11 +119,11 @@ def _notes_on_tokens(pair: Pair, baseline: str) -> list[str]:
     """A line where the sides have other FLOPs a token: at what each multiplier compares them, and which decides."""
     cells = [(pair.baseline[i], pair.variant[i]) for i in pair.compared]
     ratios = [
-        math.log((other.flops / other.tokens) / (one.flops / one.tokens))
+        math.log(other.flops) - math.log(other.tokens) - math.log(one.flops) + math.log(one.tokens)
         for one, other in cells
         if one.tokens and other.tokens
     ]
-    compute = [math.log(other.flops / one.flops) for one, other in cells]
+    compute = [math.log(other.flops) - math.log(one.flops) for one, other in cells]
     if not ratios:
         if compute and max(map(abs, compute)) > NEAR:
             return [
@@ -146,8 +147,13 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], baseline: str) -> None:
                 raise BadInput(f"row {i} has no {key}: every run needs {', '.join(NEEDED)} (a diverged one: loss=nan)")
         if not (math.isfinite(float(row["C"])) and float(row["C"]) > 0):
             raise BadInput(f"row {i}: C={row['C']!r} is not a number of FLOPs above zero")
-        if math.isfinite(float(row["loss"])) and float(row["loss"]) <= 0:
+        if not math.isfinite(float(row["loss"])):
+            continue
+        if float(row["loss"]) <= 0:
             raise BadInput(f"row {i}: loss={row['loss']!r} is not above zero; losses are nats a token")
+        for key, what in COUNTS.items():
+            if row.get(key) is not None and not (math.isfinite(row[key]) and row[key] > 0):
+                raise BadInput(f"row {i}: {key}={row[key]!r} is not a number of {what} above zero")
     names = list(dict.fromkeys(str(row["side"]) for row in rows))
     if baseline not in names:
         raise BadInput(f"no run has side {baseline!r}{nearest_hint(baseline, names)}")
