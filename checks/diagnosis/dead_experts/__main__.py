@@ -3,10 +3,10 @@
     python -m checks.diagnosis.dead_experts [--only=NAME;…] [--seed=0] [--workdir=DIR] [--finished] [--json[=PATH]]
 
 The cases were written, and committed, before the rules; thresholds were set on a few runs of seed 100. A plant counts
-as right if its cause is the first verdict, a healthy run if nothing is named; `diagnose --fast` judges, as the code of a
-plant is there in training alone. Each result is kept in --workdir; the same command goes on with what is missing. Writes
-diagnose_experts.json and .md into checks/results, unless --only leaves something out. About ten minutes of CPU. Exit 1
-where a plant is not named first, or a healthy run has a verdict.
+as right if its cause is the first verdict, a healthy run if nothing is named; `diagnose --fast` judges, as the code of
+a plant is there in training alone. Each result is kept in --workdir; the same command goes on with what is missing.
+Writes diagnose_experts.json and .md into checks/results, unless --only leaves something out. About ten minutes of CPU.
+Exit 1 where a plant is not named first, or a healthy run has a verdict.
 
     python -m checks.diagnosis.dead_experts --only="the balance's sign flipped"
 """
