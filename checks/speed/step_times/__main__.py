@@ -9,7 +9,6 @@ bandwidth; five minutes of CPU. --fit prints the shares that fit all rows. Write
     python -m checks.speed.step_times --data=../shared/data/step_times
 """
 
-import datetime
 import json
 import pathlib
 import statistics
@@ -19,14 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from checks.shared import RESULTS, command_line
+from checks.shared import RESULTS, command_line, result_header
 from checks.speed.step_times import experts, fit, tables
 from checks.speed.step_times.rows import CALIBRATED_ROWS, OTHER_ROWS, OUR_ROWS, SLOWER_ROWS
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.plan.step.time import step_time
-from scalelab.train.lineage.facts import package_versions
 
 CHIP_COLUMNS = (
     "chip",
@@ -59,12 +57,10 @@ def _main(argv: list[str]) -> int:
         print(json.dumps(fit.fit_generations(fit.prepare_rows(every)), indent=1))
     more = tables.compare_rows(every) if every else []
     rows = [compare_step_time(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
-    facts = {
-        "command": "python -m checks.speed.step_times",
-        "date": str(datetime.date.today()),
-        "versions": package_versions(),
+    result = result_header("speed.step_times", argv) | {
+        "rows": rows,
+        "error": {kind: summarize_errors(rows, kind) for kind in groups},
     }
-    result = facts | {"rows": rows, "error": {kind: summarize_errors(rows, kind) for kind in groups}}
     result["experts"] = describe_experts()
     if more:
         result |= {"tables": more, "chips": tables.summarize_by_chip(more), "all": tables.summarize_all(more)}
