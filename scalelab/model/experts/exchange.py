@@ -217,6 +217,7 @@ def _multiply(
     if local.in_turns:
         whole = tuple(each.w_ENO for each in products.values())
         y_RD, units = multiply_in_turns(local, tuple(products), x_RD, experts_RK, weights_RK, whole, due)
+        units = jax.lax.stop_gradient(units)  # largest ones over devices have no derivative
         lacking_R = jnp.zeros_like(y_RD[:, 0], jnp.float32)
     else:
         y_RD, lacking_R, units = multiply_tokens(local, x_RD, experts_RK, weights_RK, products, due)
