@@ -181,7 +181,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 CONFIGS = {
     "another model": (
         {"model_type": "bloom"},
-        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gemma, gemma2",
+        "model_type='bloom' is not a format that can be read; known: deepseek_v2, deepseek_v3, gemma, gemma2, "
+        "gemma3_text",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),

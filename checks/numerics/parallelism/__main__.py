@@ -14,7 +14,6 @@ to checks/results/parallelism.*.
     python -m checks.numerics.parallelism --quick
 """
 
-import datetime
 import itertools
 import os
 import sys
@@ -37,7 +36,7 @@ from checks.numerics.parallelism.layouts import (
     model_variants,
     uneven_variants,
 )
-from checks.shared import RESULTS, command_line
+from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
@@ -164,7 +163,7 @@ def print_tables(result: dict[str, list]) -> None:
 
 def write_parallelism(result: dict[str, list]) -> None:
     """Write results/parallelism.json and .md."""
-    facts = {"command": "make test-parallel", "date": str(datetime.date.today()), "versions": package_versions()}
+    facts = result_header("numerics.parallelism", []) | {"versions": package_versions()}
     installed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [f"`make test-parallel`, {facts['date']}; {installed}; eight fake CPU devices.", ""]
     lines += [

@@ -3,13 +3,12 @@
 import datetime
 import itertools
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from checks.numerics.parallelism.layouts import EXPERT_LAYOUTS, expert_variants
-from checks.shared import RESULTS
+from checks.shared import RESULTS, result_header
 from scalelab.cli.parser import emit_json
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.experiments.studies.fsdp.rows import compare_layout
@@ -90,9 +89,7 @@ def expert_cells(rows: list[dict]) -> list[tuple[str, ...]]:
 
 def write_experts(rows: list[dict]) -> None:
     """Write results/parallelism_experts.json and .md."""
-    facts: dict[str, Any] = {
-        "command": "make test-parallel", "date": str(datetime.date.today()), "versions": package_versions()
-    }  # fmt: skip
+    facts = result_header("numerics.parallelism", ["--experts=all"]) | {"versions": package_versions()}
     installed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [
         f"`python -m checks.numerics.parallelism --experts=all`, {facts['date']}; {installed}; eight fake CPU devices.",

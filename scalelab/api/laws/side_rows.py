@@ -69,7 +69,8 @@ def make_sides(
         row |= {} if "seed" in names else {"seed": f"{row['side']} {i}"}
         row["measured_with"] = {name: plain_value(line[name]) for name in header if line.get(name) not in (None, "")
                                 and any(word in name.lower() for word in MEASURED_WITH)}  # fmt: skip
-    blank = sum(not str(line.get(names["loss"]) or "").strip() for line in lines)
+    losses = [line.get(names["loss"]) for line in lines]
+    blank = sum(loss is None or not str(loss).strip() for loss in losses)
     lost = f"{blank} without a loss count as diverged: where one didn't finish, a column status says so, or take it out"
     notes = [f"columns read as {chosen}"] * bool(chosen) + left_out + [f"rows: {lost}"] * bool(blank)
     return rows, notes + seedless + blocked

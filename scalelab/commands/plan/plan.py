@@ -37,11 +37,8 @@ Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement f
     scalelab plan --config=llama3_8b --hardware=h100 --devices=64
 """
 
-import contextlib
 import dataclasses
-import gc
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from scalelab import api
@@ -100,18 +97,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A plan's traced programs live until it is done: the collector would search them again and again, for seconds."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import counts, verdict_text
@@ -128,15 +113,13 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         return counts.compare_counts(options, config, efficiency) | facts
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
-    with _without_collector():
-        run_plan = api.plan(
-            config, options.hardware, options.devices, options.mesh, efficiency=efficiency,
-            price_per_hour=options.price, critical_tokens=options.critical_batch,
-            mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
-            restart_s=options.restart_minutes and options.restart_minutes * 60,
-            write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-            serve=(options.serve_batch or 1, options.serve_context or 0), free=options.free or (),
-        )  # fmt: skip
+    run_plan = api.plan(
+        config, options.hardware, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
+        critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+        restart_s=options.restart_minutes and options.restart_minutes * 60,
+        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
+        serve=(options.serve_batch or 1, options.serve_context or 0), free=options.free or (),
+    )  # fmt: skip
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None
         text = plantext.describe_plan(

@@ -24,7 +24,7 @@ from scalelab.laws.trust.uncertainty import Bootstrap, predict_run, resampled_va
 
 SCORE_RESAMPLES = 200  # for the intervals of held-out rows
 BY_CHANCE = (0.05, 0.95)
-ERRORS_BY_CHANCE = (0.01, 0.99)  # at 5 %, one in nine clean tables of 12 or 30 rows was called too wide
+ERRORS_BY_CHANCE = (0.01, 0.99)  # of the mean error, which clean tables leave more often than simulated ones
 SIMULATED = 1000  # tables of held-out rows, for how many lie inside by chance
 
 

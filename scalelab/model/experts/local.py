@@ -52,8 +52,7 @@ def multiply_tokens(
     """Each token's sum of its experts, how many it lacks, and with `due` what is measured of the hidden units.
 
     A number E among `experts_TK` stands for no expert; of all others `local.most` are multiplied, from the `first`
-    on. The router's weights stand before the last product, which keeps
-    its inputs.
+    on. The router's weights stand before the last product, which keeps its inputs.
     """
     shape, policy, n_experts = local.shape, local.policy, local.n_experts
     slots = count_slots(shape.expert_capacity, local.mean, n_experts) if shape.expert_capacity else 0

@@ -2,7 +2,8 @@
 
 A device may get far more rows than the mean, so room for all of them costs many times what it mostly needs. A loop
 takes them in turns instead: one, unless the device has more than the buffer's share. Its backward multiplies each turn
-once more, so it stands where a forward is computed again anyway.
+once more, so it stands where a forward is computed again anyway. Devices take different numbers of turns, so none
+of them sends anything within a turn. In fp8 the rows of a turn have a scale of their own.
 
 Shapes: R rows that arrived, D d_model, K experts of a row, E experts of the device.
 """

@@ -158,13 +158,13 @@ def with_products(static: Static, way: str) -> Static:
 
 
 def with_least_rows(static: Static, platform: str) -> Static:
-    """`static` with its experts multiplied in a loop where a GPU would take all blocks at once, more than has rows.
+    """`static` with its experts multiplied in a loop, block after block, where a GPU would multiply empty ones too.
 
     Sums are equal to rounding, it holds less, and copies no weight for a block; but a loop waits for its launches.
     """
     shape = static.model
-    is_loop = not shape.n_experts or shape.expert_capacity or platform != "gpu"
-    return static if is_loop else with_products(static, LOOP)
+    has_choice = shape.n_experts and not shape.expert_capacity and platform == "gpu"
+    return with_products(static, LOOP) if has_choice else static
 
 
 def changed_keys(before: Static, after: Static) -> dict[str, Any]:

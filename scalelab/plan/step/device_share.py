@@ -42,10 +42,9 @@ class DeviceShare:
 class Operation(NamedTuple):
     """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
 
-    `turns`: of a loop on a GPU, in which each waits for its launch. `unit`: a number format of `hardware/chips.py`, ""
-    for none. `part`: block | head | update. `least_side`: the
+    `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update. `least_side`: the
     smallest of a product's three sizes; of attention its length. `kernel`: of fused attention. `experts`: whether it is
-    work of routed experts, on their rows.
+    work of routed experts, on their rows. `turns`: of a loop on a GPU, each of which waits for its launch.
     """
 
     name: str

@@ -110,13 +110,51 @@ MESH_PAIRS = sample_pairs(36, 8)
 
 def lower_on_mesh(static, h):
     """The program of a step on the mesh of `static`, lowered for CPUs; none of its devices is here."""
+    return trace_on_mesh(static, h).lower(lowering_platforms=("cpu",))
+
+
+def trace_on_mesh(static, h):
+    """The step traced on the mesh of `static`, none of whose devices is here."""
     sizes = tuple(getattr(static.layout, axis) for axis in MESH_AXES)
     mesh = AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
     rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32, sharding=rows)
     state = state_lib.sharded_state_shapes(static, mesh)
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.jit(train_step, static_argnums=0).trace(static, state, tokens, h).lower(lowering_platforms=("cpu",))
+        return jax.jit(train_step, static_argnums=0).trace(static, state, tokens, h)
+
+
+SENDS = {"psum", "psum2", "psum_invariant", "pmax", "ppermute", "all_gather", "all_to_all", "reduce_scatter"}
+
+
+def inner_jaxprs(equation):
+    """The jaxprs among an equation's parameters."""
+    found = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
+    return [getattr(x, "jaxpr", x) for x in found if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+
+
+def names_within(jaxpr):
+    """The names of all primitives of a jaxpr, inner ones among them."""
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    return names.union(*(names_within(inner) for equation in jaxpr.eqns for inner in inner_jaxprs(equation)))
+
+
+def loops_within(jaxpr):
+    """The bodies of all loops whose number of turns is known only as they run."""
+    inner = [each for equation in jaxpr.eqns for each in inner_jaxprs(equation)]
+    own = [x.params["body_jaxpr"].jaxpr for x in jaxpr.eqns if x.primitive.name == "while"]
+    return own + [body for each in inner for body in loops_within(each)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", [0, 1, 2, 5])
+def test_nothing_is_sent_within_turns_of_which_devices_take_different_numbers(part):
+    static, h = setting({"train.global_batch": 16, "model.remat": "full"})
+    static = with_layout(static, Layout(**LAYOUTS[part]))
+    traced = trace_on_mesh(static, h).jaxpr.jaxpr
+    bodies = [body for body in loops_within(traced) if "dot_general" in names_within(body)]
+    assert bodies and SENDS & names_within(traced)
+    assert not any(SENDS & names_within(body) for body in bodies)
 
 
 @pytest.mark.full

@@ -23,7 +23,8 @@ def check_state_formats(evidence: Evidence) -> Findings | None:
     weights, moments = (
         next((form for form in dtypes.get(name, []) if form in HALF_ULP), "") for name in ("parameters", "moments")
     )
-    if weights in HALF_ULP and POLICIES[evidence.values["precision.name"]].rounding == "nearest":  # others keep updates
+    rounding = POLICIES[evidence.values["precision.name"]].rounding
+    if weights in HALF_ULP and rounding == "nearest":  # stochastic rounding and Kahan's sums keep small updates
         ratio = update_ratio(evidence)
         lost = float(np.mean(ratio.values < HALF_ULP[weights])) if len(ratio.steps) else 1.0
         text = f"weights are stored in {weights}, which loses changes below {HALF_ULP[weights]:.2g} of a weight; "
