@@ -128,6 +128,7 @@ def test_runs_and_status_say_damaged_and_show_the_rest(damaged, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_report_is_of_the_others_and_names_the_damaged(damaged):
     report = pages.write_report(damaged)
     gaps = "\n".join(report["missing"])

@@ -244,6 +244,7 @@ def test_the_plan_that_is_written_before(monkeypatch):
     assert not least["fits"] and least["rows"] == 1
 
 
+@pytest.mark.full
 def test_every_run_of_its_parts_is_a_run_that_the_trainer_takes():
     """At full size: a budget too small for its sizes, or a key that does not exist, is found here, not on a GPU."""
     runs = dict(compiled.list_runs(settings.FULL_SETTINGS))

@@ -156,6 +156,7 @@ def test_rows_are_counted_and_shown(tmp_path, monkeypatch, capsys):
     assert len((pathlib.Path(tmp_path) / "pairs.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.full
 def test_an_unknown_case_or_command_is_one_line(capsys):
     assert strangers.main(["--only=nothing like this"]) == 2 and strangers.main(["--commands=rnus"]) == 2
     assert capsys.readouterr().err.count("\n") == 2

@@ -44,6 +44,7 @@ def test_a_run_and_its_repetition_are_the_same_bits(studies, tmp_path, capsys):
     assert "config: the same\ndata: the same\nenvironment: the same\n" in text
 
 
+@pytest.mark.full
 def test_what_is_told_apart_and_from_which_step_on(studies, capsys):
     result, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0")
     assert result["config"] == {"optim.peak_lr": {"a": config().optim.peak_lr, "b": 0.05, "computes": True}}

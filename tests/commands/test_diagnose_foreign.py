@@ -83,6 +83,7 @@ def test_a_table_that_is_none_is_one_line_and_2(tmp_path, capsys, content, words
     assert "--live needs the run's data: the run has no config" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_no_check_fails_for_what_a_run_does_not_have(tmp_path):
     """Each check is a gap, never an error, on any part of what a run has."""
     run = healthy()

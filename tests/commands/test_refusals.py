@@ -131,6 +131,7 @@ def swept(place):
     return place / "swept"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case", one_in(3, ["sweep: submitit", "sweep: wandb", "sweep of packs: wandb", "sweep: a value"])
 )

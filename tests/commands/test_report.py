@@ -101,6 +101,7 @@ def test_an_option_that_does_nothing_is_refused(tmp_path, monkeypatch, capsys, a
     assert reason in (error := capsys.readouterr().err) and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_page_elsewhere_that_is_refused_makes_no_folder(tmp_path, capsys):
     synthetic.write_run(tmp_path / "r", lines=6)
     (tmp_path / "empty").mkdir()

@@ -113,6 +113,7 @@ def test_plan_reads_runs_and_laws_without_their_code(stranger, capsys, tmp_path)
     refused(["plan", "--config=c.py", "--hardware=cpu", "--calibrate=run"], capsys, name, ran)
 
 
+@pytest.mark.full
 def test_own_code_of_ones_own_run_needs_no_word_where_its_checkpoint_says_it_is_not_needed(stranger, tmp_path):
     _, ran = stranger
     for place, _ in manifest.list_checkpoint_places(tmp_path / "run"):

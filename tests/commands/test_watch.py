@@ -47,6 +47,7 @@ def test_a_forecast_is_printed_kept_once_and_scored_when_the_run_is_done(study, 
     assert main(["watch", str(run), "--once"]) == 0 and "is done" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_folder_shows_its_unfinished_runs_side_by_side(study, capsys):
     folder, _ = study
     assert main(["watch", str(folder), "--once"]) == 0

@@ -135,6 +135,7 @@ def refused(spec, reading=None):
     return str(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(2, ["a.jsonl.gz", "a.jsonl.zst"]))
 @pytest.mark.parametrize("damage", one_in(2, ["cut", "flip"]))
 def test_damaged_packing_is_named_with_its_byte(tmp_path, name, damage):

@@ -58,6 +58,7 @@ def diagnose(run, capsys):
     return code, {verdict["cause"]: verdict for verdict in result["verdicts"]}, result
 
 
+@pytest.mark.full
 def test_a_run_whose_leaves_all_move_is_judged_healthy(run, capsys):
     code, causes, result = diagnose(run, capsys)
     assert code == 0 and not causes

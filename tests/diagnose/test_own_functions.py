@@ -50,6 +50,7 @@ def judged(name, weight_decay=0.1, **more):
     return evidence.probes, [each for each in check_own_decay(evidence) if isinstance(each, Verdict)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["plain", "noisy"])
 def test_an_optimizer_that_leaves_decay_to_its_key_has_no_verdict(name):
     probes, verdicts = judged(name)

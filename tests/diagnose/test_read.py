@@ -161,6 +161,7 @@ CORPORA = {  # a source, a split: the cause, and words of its evidence
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", one_in(7, CORPORA))
 def test_documents_of_both_sides_are_compared(case, tmp_path, capsys):
     source, choose, cause, words = CORPORA[case]

@@ -239,6 +239,7 @@ def test_mistakes_end_with_one_line_and_exit_2(tmp_path, capsys, arguments, mess
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.full
 def test_all_faults_stand_in_one_line_with_a_grid_that_works(tmp_path, capsys):
     given = ["--budgets=1e8,2e8,4e8", "--sizes=16,64,256", f"--workdir={tmp_path / 'w'}"]
     assert isoflop.main(given) == 2

@@ -172,6 +172,7 @@ def test_a_plan_holds_moments_and_a_saves_copy_against_the_host(tmp_path, capsys
     assert plan_host(static, load_machine(str(path))).fits is False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("hardware", "words"), [("h100", "8 devices share: fits"), ("rtx3090", "not known for this")])
 def test_the_plan_prints_the_hosts_memory(capsys, hardware, words):
     from scalelab.__main__ import main

@@ -156,6 +156,7 @@ def test_the_model_is_the_one_written_out(name):
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(3, ["gemma 2", "alternating", "nope", "two thetas", "stablelm"]))
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)

@@ -173,6 +173,7 @@ def test_a_peer_that_lives_but_does_not_step_ends_both_with_their_stacks(tmp_pat
     assert "loop.py" in (folder / "stacks-0.txt").read_text()
 
 
+@pytest.mark.full
 def test_processes_told_different_things_refuse_in_one_line_each(tmp_path):
     processes = pair(tmp_path / "run", own=((), ("--config.train.seed=5",)))
     for i, process in enumerate(processes):

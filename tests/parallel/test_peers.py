@@ -385,6 +385,7 @@ def test_slurm_s_variables_that_cannot_be_are_one_line_of_the_command(capsys, tm
     assert words in line and not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "code"), [("SLURM_JOB_ID", 1), ("JAX_COORDINATOR_PORT", 2)])
 def test_a_port_that_is_taken_under_slurm_names_its_variable_and_ends_by_its_cause(tmp_path, name, code):
     """By the job's number: bad luck, 1. By JAX_COORDINATOR_PORT: a bad value, 2. Nobody gave --coordinator."""

@@ -123,6 +123,7 @@ def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared()
         rules.check_layout(made, made.layout)
 
 
+@pytest.mark.full
 def test_uneven_stages_are_planned_for_and_advised():
     """More micro-batches are faster on the stages that there are."""
     tree = config(6, **{"parallel.stage": 4, "parallel.microbatches": 1})

@@ -54,6 +54,7 @@ def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
         assert str(seen["final_norm"].dtype) == str(policy_lib.array_dtype(policy.compute)), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     one_in(

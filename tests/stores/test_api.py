@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("serve
 TINY = SETTINGS | {"train.steps": 2, "eval.every_steps": 2, "checkpoint.every_steps": 2}
 
 
+@pytest.mark.full
 def test_a_run_is_trained_in_the_store_and_read_on_another_machine(server, url, machine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained = api.train("tiny", url, TINY)

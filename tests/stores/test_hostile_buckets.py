@@ -174,6 +174,7 @@ HEADS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, capsys, monkeypatch):
     if server.scheme == "gs":
         pytest.skip("the server that stands for GCS takes no upload in parts")

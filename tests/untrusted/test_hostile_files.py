@@ -122,6 +122,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", one_in(2, STUDIES))
 def test_an_edited_study_has_a_page_or_one_line(run, capsys, file, monkeypatch):
     """Every value of both documents, as four wrong ones; the figures are not drawn, which takes the time."""

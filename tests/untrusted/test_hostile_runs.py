@@ -122,6 +122,7 @@ def test_a_trial_of_sweep_json_is_not_a_path(folder, capsys):
             assert code == 2 and "which is not a plain path below its folder" in err, (argv, err)
 
 
+@pytest.mark.full
 def test_escapes_of_records_and_names_never_reach_the_terminal(folder, capsys):
     run = folder / "runs" / "b"
     record = json.loads((run / "record.json").read_text())

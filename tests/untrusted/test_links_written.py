@@ -108,6 +108,7 @@ def test_a_lock_that_becomes_a_link_or_a_pipe_is_not_written_through(outside, tm
     assert f"{path} is a pipe, not a file" in refusal(capsys, *TRAIN, f"--workdir={tmp_path}/run")
 
 
+@pytest.mark.full
 def test_a_read_only_run_has_its_report_elsewhere(run, tmp_path, capsys):
     run.chmod(0o555)
     before, results = state_of(run), []

@@ -23,6 +23,7 @@ def run(tmp_path):
 LINK = "scalelab: alias is a link: what a folder holds is read and written in place only"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "way_on"),
     [(["note", "alias", "text"], ""), (["report", "alias"], "; --output=PAGE.html writes the page elsewhere")],

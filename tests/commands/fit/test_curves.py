@@ -88,6 +88,7 @@ def test_runs_predict_the_whole_curve_of_another_schedule(capsys, runs):
     assert train["params"]["E"] == pytest.approx(result["params"]["E"] + 0.1, abs=0.1)
 
 
+@pytest.mark.full
 def test_a_table_holds_out_the_run_that_it_predicts_and_says_all(capsys, table, tmp_path):
     options = ["--law=annealing", "--columns=loss=nll", "--predict-run=two_step", "--bootstrap=20"]
     assert main(["fit", table, *options, f"--figures={tmp_path}"]) == 0

@@ -47,6 +47,7 @@ def test_a_table_of_checkpoints_predicts_a_larger_run(capsys, table):
     assert "held out: accuracies of" in text and "tables simulated with both" in text
 
 
+@pytest.mark.full
 def test_published_errors_of_tasks_are_predicted_for_the_largest_runs(capsys, tmp_path):
     """Gadre et al. 2024, RedPajama, 17 tasks: 1.4B at M = 640 and 6.9B at M = 20 from the smaller runs."""
     with table_path("gadre/runs.csv").open() as file:

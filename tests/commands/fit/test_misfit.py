@@ -54,6 +54,7 @@ def test_the_best_size_of_a_bent_truth_is_inside_at_33_times_the_compute(capsys,
     assert sum(inside) >= 5 and fails <= 2
 
 
+@pytest.mark.full
 def test_the_power_of_the_form_test_and_the_condition_of_verdicts_are_printed(capsys, tmp_path):
     table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--bootstrap=50")

@@ -139,6 +139,7 @@ def write_run(folder, mixture, losses, N=1000):
     records.write_json(folder / "record.json", record | {"by_source": by_source})
 
 
+@pytest.mark.full
 def test_runs_are_read_by_their_mixture_and_the_losses_of_their_sources(tmp_path):
     for i in range(1, 10):
         losses = {"web": 1.5 + np.exp(-0.15 * i), "code": 1.5 + np.exp(-0.15 * (10 - i))}

@@ -16,6 +16,7 @@ def answer(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("objective", "rows", "printed", "units", "tolerance"),
     one_in(

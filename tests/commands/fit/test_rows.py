@@ -148,6 +148,7 @@ def test_checkpoints_of_few_runs_are_fitted_with_a_warning(capsys, tmp_path):
     assert answer(capsys, path, "--checkpoints=last")["n_rows"] == 10
 
 
+@pytest.mark.full
 def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
     """A text column that splits the rows is named with what mends it; one that says nothing is not."""
     rows = [(metric, "abc"[i % 3], N, D, loss * factor) for metric, factor in (("c4", 1.0), ("bits per byte", 0.3))

@@ -43,6 +43,7 @@ def test_without_a_folder_it_says_what_it_would_train_and_the_seconds(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+@pytest.mark.full
 def test_the_verdict_comes_first_and_another_width_needs_no_run(planted, tmp_path, capsys):
     folder = f"--workdir={tmp_path / 'forecast'}"
     assert main([*PLAN, folder]) == 0

@@ -41,6 +41,7 @@ def with_rates(folder, rates, first=1):
     change_lines(folder, lambda line: line | ({"lr": rates[line["step"] - 1]} if line["step"] >= first else {}))
 
 
+@pytest.mark.full
 def test_a_whole_run_has_no_verdict_and_its_logs_are_judged(run, capsys):
     verdicts, _, judged, _ = diagnosed(run, capsys)
     assert not verdicts.keys() & {"lost_log", "edited_log", "tokens_wrong", "log_wrong", "schedule_wrong"}

@@ -14,6 +14,7 @@ def test_the_split_covers_all_pairs_once():
     assert len(pairs) == study.MODULUS**2 and len(seen) == round(0.4 * 97**2)
 
 
+@pytest.mark.full
 def test_the_score_is_that_of_numpy():
     weights = study.init_weights(jax.random.key(1))
     pairs = np.array([(3, 5), (96, 96), (40, 90)])

@@ -68,6 +68,7 @@ def test_the_study_finds_the_exponent_of_each_count(tmp_path, monkeypatch, trial
     assert (tmp_path / "kaplan_vs_chinchilla.png").exists()
 
 
+@pytest.mark.full
 def test_parameters_are_those_counted_by_hand():
     for d in runs.SIZES:
         counts = runs.count_parameters(d)

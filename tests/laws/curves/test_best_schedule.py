@@ -35,6 +35,7 @@ def families(lowest):
         yield final + (1 - final) * 0.5 * (1 + np.cos(np.pi * t))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("law", "end", "params"),
     [("multi_power", end_multi_power, MULTI_POWER), ("annealing", end_annealing, ANNEALING)],

@@ -244,6 +244,7 @@ def test_what_cannot_be_compared_is_refused():
             fit_groups(table, **{"labels": labels, "bootstrap": 0, **change})
 
 
+@pytest.mark.full
 def test_datasets_of_gadre():
     """C4's own runs predict C4 better than those of RedPajama do, which the interval of the compute factor says."""
     fits = api.fit_groups(

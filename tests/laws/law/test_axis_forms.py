@@ -145,6 +145,7 @@ def test_a_normalised_loss_has_no_log_and_held_out_rows_have_their_scores(capsys
     assert "lossu may be negative and has no log; huber is of its value" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_authors_mixtures_with_shares_of_zero_are_fitted_as_well_as_they_can_be(capsys):
     """Ye et al. 2024's 26 mixtures of five domains, many without one; an independent search finds nothing better."""
     path = table_path("active_sl/domain_mixture.csv")

@@ -215,6 +215,7 @@ def test_verdicts():
     )
 
 
+@pytest.mark.full
 def test_marin():
     """The frontier's forecast: both runs measured later are inside, nearer than the authors' own forecast."""
     rows = reproduced("marin").rows[:2]

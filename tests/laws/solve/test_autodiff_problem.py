@@ -38,6 +38,7 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
     assert hand.lower.tolist() == auto.lower.tolist() and hand.upper.tolist() == auto.upper.tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(2, ["huber_log", "mse"]))
 def test_the_law_of_repeated_data_is_by_hand_what_autodiff_has(name):
     law, columns = load_law("data_constrained"), columns_for("data_constrained")

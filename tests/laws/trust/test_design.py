@@ -88,6 +88,7 @@ def test_other_laws_are_refused_by_their_own_needs(law):
         check(law, rows)
 
 
+@pytest.mark.full
 def test_a_users_own_law_is_judged_by_its_sensitivities():
     def two_of_the_same(N, D, *, A: Coefficient, B: Coefficient, alpha: Exponent):
         return A / N**alpha + 2 * B / N**alpha + 0 * D

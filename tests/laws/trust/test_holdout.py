@@ -134,6 +134,7 @@ def gemstones():
     return [np.array([float(row[column]) for row in rows]) for column in names]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("points", "count"), one_in(2, [(hoffmann_points, 24), (gemstones, 70)]))
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""

@@ -80,6 +80,7 @@ def test_the_last_checkpoints_tell_noise_and_weight():
     assert np.isnan(alone.loss_sd).all() and (ladder_lib._weights(alone.loss_sd, alone.checkpoints) == 1).all()
 
 
+@pytest.mark.full
 def test_what_is_not_determined_is_said():
     chance, _ = simulate(1)
     chance.accuracy[:] = 0.25 + 0.01 * np.random.default_rng(0).standard_normal(20)

@@ -21,6 +21,7 @@ OFF = 0.15  # of the peak: compilers choose what to keep, and two choose differe
 FOUND = {row["name"]: row for row in json.loads((compiled.RESULTS / "compiled.json").read_text()) if not row["oom"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(16, FOUND))
 def test_total_against_the_peak_of_the_compiled_step(name):
     actual, row = step_memory(*compiled.load_case(name)), FOUND[name]

@@ -44,6 +44,7 @@ def test_of_a_sweep_every_program_is_asked(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
     """GPT-2 with 64 sequences at once needs more than 6 GiB; what the line says instead has room."""
     config = base.get_config()

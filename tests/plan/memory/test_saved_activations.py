@@ -15,6 +15,7 @@ from tests.quick import one_in
 REMAT = ("none", "dots", "full")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", one_in(2, REMAT))
 @pytest.mark.parametrize("precision", one_in(2, ["bf16", "fp32"]))
 def test_exact_on_one_device(remat, precision):

@@ -87,6 +87,7 @@ def test_a_batch_that_devices_do_not_divide_is_rounded_to_one_that_they_do(batch
     assert changes == ({"train.global_batch": str(rounded), "train.steps": str(steps)} if rounded else {})
 
 
+@pytest.mark.full
 def test_a_warm_up_in_tokens_follows_a_rounded_batch():
     """`plan --config=olmo2_7b --devices=24` found nothing: the batch's own warm-up steps contradicted its tokens."""
     changes = {"train.steps": 1000, "train.global_batch": 1024, "schedule.warmup_tokens": 32 * 1024 * 1024}

@@ -19,6 +19,7 @@ def ways(name, rank=None):
     return {(f.weights, f.per_layer, f.remat): f for f in list_fits(static, load_machine("rtx4090"))}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "rank"), [("adam8bit", None), ("galore", 1024), ("apollo_mini", None)])
 def test_this_trainer_needs_more_for_its_fp32_weights_alone(name, rank):
     """27 GB of them: no optimizer, remat or batch makes a 7B model fit."""

@@ -115,6 +115,7 @@ def test_a_save_of_405b_costs_little_beside_a_restart():
     assert 0.94 < plan.goodput < math.exp(-goodput.RESTART_S / plan.mtbf_s)
 
 
+@pytest.mark.full
 def test_bytes_of_a_save_are_those_on_the_disk(tmp_path):
     static = tiny(**{"train.ema": 0.9, "model.d_model": 128, "precision.name": "fp8_delayed"})
     planned = estimate_save(static, load_machine("h100"))

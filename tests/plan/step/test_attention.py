@@ -36,6 +36,7 @@ def softmax_bytes(static, machine):
     return sum(op.bytes * op.times for op in step_operations(static, machine) if op.name == "softmax")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("static", [LLAMA, LONG], ids=["a row", "a ring"])
 def test_documents_of_llama_3_are_in_the_kernel(static):
     """In blocks a step is a third longer, and of 131,072 tokens nearly three times as long; memory is a mask's less."""
@@ -87,6 +88,7 @@ def test_the_command_names_the_kernel_and_what_its_lack_costs(capsys):
     assert any("would save" in line and "by a fused kernel" in line for line in lines["blockwise"])
 
 
+@pytest.mark.full
 def test_what_the_backward_keeps_of_cudnn_has_its_output_in_16_bits():
     """Blocks keep it in fp32 too, for each token, head and layer: the difference, to the byte."""
     h100 = load_machine("h100")

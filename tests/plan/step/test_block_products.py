@@ -69,6 +69,7 @@ def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, ca
         assert after["memory_bytes"][part] > before["memory_bytes"][part], part
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", one_in(3, ["none", "dots", "full"]))
 def test_a_fork_s_operations_hold_the_flops_of_its_walked_step(monkeypatch, remat):
     with forks.attention_edited(monkeypatch, forks.GATED):

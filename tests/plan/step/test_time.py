@@ -217,6 +217,7 @@ def test_logits_pass_through_memory_without_a_kernel():
     assert softmax("cudnn") == 0
 
 
+@pytest.mark.full
 def test_gemma_2s_norms_and_caps_are_passes_over_memory():
     """By hand: 65,536 tokens of 512 in 4 layers, two branches each, bf16; 65,536 x 4,096 logits in fp32."""
     h100, tokens = load_machine("h100"), 64 * 1024

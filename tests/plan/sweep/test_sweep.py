@@ -170,6 +170,7 @@ def test_the_quickstarts_forecast_is_as_wide_as_its_studies_were():
     assert any("5 runs of another role" in note for note in planned.notes)
 
 
+@pytest.mark.full
 def test_a_law_and_noise_of_the_users_own(tmp_path):
     path = tmp_path / "law.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": QUICKSTART_LIKE._asdict()}))

@@ -65,6 +65,7 @@ def test_both_sides_get_as_many_trials_and_find_their_optimum(study):
             assert tuned.settings[flops]["optim.peak_lr"][0] == pytest.approx(best, rel=0.05)
 
 
+@pytest.mark.full
 def test_an_optimum_that_moves_is_carried_to_the_largest_rung_by_its_law(study):
     losses = tune(study, {"plain": surface(4e-3, -0.2), "muon": surface(0.02, -0.2)})
     tuned = tuning.carry_up(study, losses)[study.sides[0].name]

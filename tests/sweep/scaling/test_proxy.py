@@ -31,6 +31,7 @@ def cost(config):
     return config.train.steps * flops_per_step(config)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(3, ["standard", "mup", "completep"]))
 @pytest.mark.parametrize("budget", [3e12, 2e13])
 def test_the_widest_twin_that_the_budget_allows(name, budget):

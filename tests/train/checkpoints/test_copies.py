@@ -56,6 +56,7 @@ def saves(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_equal_copies_are_healthy(saves):
     assert saves["1"] == ["healthy", []]
 

@@ -43,6 +43,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", one_in(3, LOSSES))
 def test_metrics_deleted_cut_or_edited_are_told_by_verify_and_by_the_run_that_goes_on(run, capsys, how):
     assert main(["checkpoint", "verify", str(run)]) == 0

@@ -32,6 +32,7 @@ def with_moments_on_host(state):
     return state._replace(opt_state=jax.tree.map(like, state.opt_state))
 
 
+@pytest.mark.full
 def test_moments_stay_on_the_host_but_for_the_part_that_is_updated():
     """By the types of the program: all moments come and go as host arrays, and no array of all layers is fetched."""
     static, layered, h = both(**{"optim.name": "adamw"})

@@ -89,6 +89,7 @@ def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kin
     assert events(tmp_path / "branch", "branch")[0]["digest"] == origin["digest"]
 
 
+@pytest.mark.full
 def test_the_trunk_goes_on_as_if_nothing_had_branched_off_and_so_does_a_branch_of_a_branch(tmp_path, trunks):
     shutil.copytree(trunks("constant"), tmp_path / "trunk")
     before = (tmp_path / "trunk" / "metrics.jsonl").read_text()

@@ -64,6 +64,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", one_in(4, REFUSED))
 def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_allows_it(run, key):
     value, line = REFUSED[key]
@@ -254,6 +255,7 @@ def test_a_key_that_the_save_did_not_know_had_its_default(finished):
     assert diff_facts(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
 
 
+@pytest.mark.full
 def test_a_run_of_before_experts_and_latents_goes_on_and_another_model_is_refused(run):
     """The widths that follow from others are written out in a config, and no default says them."""
     content = manifest.read_manifest(run / "checkpoints" / "4")

@@ -74,6 +74,7 @@ def test_all_changes_at_once_are_those_of_a_what_if(run):
     assert (entry["jump"], entry["batches"], entry["reset"], entry["clip_norm"]) == ([23, 3], [23, 25], True, 0.03)
 
 
+@pytest.mark.full
 def test_what_is_left_behind_is_kept_and_named_and_the_record_counts_it(run, capsys):
     whole = {name: (run / name).read_bytes() for name in ("metrics.jsonl", "record.json", "config.json")}
     digests = {step: manifest.read_manifest(run / "checkpoints" / str(step))["sha256"] for step in (30, 40)}

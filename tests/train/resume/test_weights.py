@@ -54,6 +54,7 @@ def test_before_its_first_step_a_run_has_the_validation_loss_of_the_weights_it_s
     assert records.read_json(tmp_path / "more" / "record.json")["init_from"]["digest"] == result["params_digest"]
 
 
+@pytest.mark.full
 def test_on_new_data_it_begins_with_the_old_weights_loss_there_and_warms_up_again(tmp_path, source):
     folder, _ = source
     new = config(train__init_from=f"hf:{folder}/hf", **NEW)

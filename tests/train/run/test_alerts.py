@@ -42,6 +42,7 @@ def test_the_first_flag_of_an_incident_is_told_and_each_shape_that_does_not_pass
     assert told([("guard", "risen"), ("guard", "climbing"), ("diverged", ""), ("warning", "")]) == [True] * 3 + [False]
 
 
+@pytest.mark.full
 def test_terminal_sink_and_command_get_each_alarm_and_the_terminal_one_line_each(tmp_path, monkeypatch, capsys):
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "own_sink_of_alarms.py").write_text(OWN)

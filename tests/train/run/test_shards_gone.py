@@ -8,6 +8,7 @@ from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remaining", one_in(2, [None, 1000]), ids=["deleted", "cut"])
 def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tmp_path, remaining):
     made = config(

@@ -52,6 +52,7 @@ def test_a_block_declares_its_sums_and_the_built_in_ones_have_none():
     assert gradients(plain, init(plain, h).params, batches()[0], jnp.float32(0))[0].block is None
 
 
+@pytest.mark.full
 def test_losses_of_blocks_are_in_the_objective_over_tokens_that_count():
     """Block by block, with the cross-entropy of the logits."""
     static, params, tokens, sums, grads = whole()

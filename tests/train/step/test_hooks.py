@@ -166,6 +166,7 @@ def config(**changes):
     return config_lib.resolve(config_lib.override(tiny.get_config(), values))
 
 
+@pytest.mark.full
 def test_a_block_of_ones_own_is_counted_and_planned_from_its_declarations():
     ours, plain = (config_lib.static(config(**more)).model for more in ({"model__block": "docs.own:gained"}, {}))
     gains = {name for name in named_leaves(transformer.parameter_declarations(ours)) if "gain" in name}

@@ -15,6 +15,7 @@ ENDS = {"data.documents": "mask", "train.ema": 0.9}
 FP16 = ENDS | {"precision.name": "fp16", "guard.policy": "skip"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changes", [ENDS, pytest.param(FP16, marks=pytest.mark.slow)])
 def test_a_batch_without_a_target_moves_nothing_and_is_counted(changes):
     static, h = setting(**changes)

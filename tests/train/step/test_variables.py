@@ -193,6 +193,7 @@ def setting(block, **changes):
     return config_lib.static(config), config_lib.hparams(config)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", one_in(2, [1, 2]))
 def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumulate):
     static, hparams = setting(routed, **{"train.accumulate": accumulate})
