@@ -7,6 +7,7 @@ from typing import Any
 from scalelab import api
 from scalelab.cli.parser import Parser, print_status
 from scalelab.errors import BadInput
+from scalelab.laws.read.readers import is_table_name
 from scalelab.record import listing
 
 MOST_LINES = 4  # runs whose columns are told one by one
@@ -18,7 +19,7 @@ EXAMPLE = "N=124M,val_loss=eval/c4/loss"
 def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> None:
     """Let these arguments name runs of other programs too; adds --columns where the command has none.
 
-    `files`: a file is a run's log; False where a file is a table of runs.
+    `files`: any file is a run's log; False where one that can be a table of runs is that.
     """
     has_columns = any("--columns" in action.option_strings for action in parser._actions)
     if not has_columns:
@@ -42,7 +43,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
 def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
     text, rest, opened = options.columns, None, list[bool]()
-    if text and is_tables and (files or any(os.path.isdir(path) for name in names for path in getattr(options, name))):
+    if text and is_tables and (files or any(not _is_table(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
         value = getattr(options, name)
@@ -69,9 +70,13 @@ def _split_fields(text: str) -> tuple[str | None, str | None]:
     return ",".join(logged) or None, ",".join(others) or None
 
 
+def _is_table(path: str | os.PathLike[str]) -> bool:
+    return os.path.isfile(path) and is_table_name(path)
+
+
 def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
     """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
-    if not os.path.exists(path) or (os.path.isfile(path) and not files):
+    if not os.path.exists(path) or (not files and _is_table(path)):
         return None
     if os.path.isdir(path) and listing.holds_runs(path):  # of ours: readers would load jax
         return None

@@ -18,6 +18,7 @@ from scalelab.cli.parser import (
     number_above_zero,
 )
 from scalelab.errors import BadInput
+from scalelab.laws.read.readers import is_table_name
 from scalelab.laws.use.multiplier.result import WORTH
 
 LR_KEY = "optim.peak_lr"
@@ -52,8 +53,8 @@ def make_parser(doc: str | None) -> Parser:
 
 
 def is_table(paths: Sequence[str]) -> bool:
-    """Whether the sources are one file, which is a table of runs."""
-    return len(paths) == 1 and pathlib.Path(paths[0]).is_file()
+    """Whether the sources are one file, which is a table of runs by its name."""
+    return len(paths) == 1 and pathlib.Path(paths[0]).is_file() and is_table_name(paths[0])
 
 
 def _open_sources(options: Any) -> None:
