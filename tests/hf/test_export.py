@@ -80,6 +80,13 @@ def test_in_float64_we_and_transformers_agree_to_a_thousandth_of_what_fp32_round
         assert difference <= (5e-9 if name != "their_gemma2" else 2e-6), name  # exact.npz keeps 11 bits of 1e-5
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path):
+    written(tmp_path, "llama_tied", largest_file_bytes=8_000)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "llama_tied").iterdir()}
+    assert len([name for name in modes if name.endswith(".safetensors")]) > 1
+    assert set(modes.values()) == {modes["config.json"]} and modes["config.json"] & 0o400
+
+
 NOTICED = [
     ("llama_grouped", {"rope_theta": 10_000.0}),
     ("llama_grouped", {"norm_eps": 1e-3}),
