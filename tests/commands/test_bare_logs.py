@@ -1,4 +1,4 @@
-"""Every verb on logs that say little: no tokens, no N, no seeds, several runs in one file; answered, or one clear line."""
+"""Every verb on logs that say little: no tokens, N or seeds, several runs in a file; an answer, or one clear line."""
 
 import csv
 import math
