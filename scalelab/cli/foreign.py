@@ -1,13 +1,13 @@
 """Runs of other programs as arguments of commands: opened before the work, with a line on what was taken for what."""
 
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from scalelab import api
 from scalelab.cli.parser import Parser, print_status
 from scalelab.errors import BadInput
-from scalelab.laws.read.readers import is_table_name
 from scalelab.record import listing
 
 MOST_LINES = 4  # runs whose columns are told one by one
@@ -43,7 +43,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
 def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
     text, rest, opened = options.columns, None, list[bool]()
-    if text and is_tables and (files or any(not _is_table(path) for name in names for path in getattr(options, name))):
+    if text and is_tables and (files or any(not is_table(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
         value = getattr(options, name)
@@ -70,13 +70,18 @@ def _split_fields(text: str) -> tuple[str | None, str | None]:
     return ",".join(logged) or None, ",".join(others) or None
 
 
-def _is_table(path: str | os.PathLike[str]) -> bool:
-    return os.path.isfile(path) and is_table_name(path)
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file whose name says that it is a table of runs, or a log of rows."""
+    if not os.path.isfile(path):
+        return False
+    from scalelab.foreign.readers.lines import kind_of  # here: help needs no readers
+
+    return bool(kind_of(pathlib.Path(path)))
 
 
 def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
     """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
-    if not os.path.exists(path) or (not files and _is_table(path)):
+    if not os.path.exists(path) or (not files and is_table(path)):
         return None
     if os.path.isdir(path) and listing.holds_runs(path):  # of ours: readers would load jax
         return None

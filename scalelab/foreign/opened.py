@@ -31,7 +31,6 @@ from scalelab.foreign.readers import (
     wire,
 )
 from scalelab.foreign.write import Imported
-from scalelab.laws.read.readers import is_table_name
 from scalelab.record import listing, records
 from scalelab.stores.urls import cache_root
 from scalelab.untrusted.paths import list_folders, path_below
@@ -76,7 +75,7 @@ def open_if_foreign(
     neither, and as `open_source`.
     """
     if not os.path.isdir(source):  # False, not an error, for a name that is too long
-        if not os.path.isfile(source) or (not with_files and is_table_name(source)):
+        if not os.path.isfile(source) or (not with_files and lines.kind_of(source)):
             return None
         if with_files:
             return open_source(source, columns, report)

@@ -151,8 +151,8 @@ def curve_figures(
         if not known:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
-        x = _common_axis(known, axes)
-        title = title if x == axes[0] else f"{title.removesuffix(' over compute')} over {AXIS_NAMES[x]}"
+        x = gather.common_axis(known, axes)
+        title = title if x == axes[0] else f"{title.removesuffix(' over compute')} over {gather.AXIS_NAMES[x]}"
         behind = [{key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))} for row in known]
         names, given = (colour, colour_title), page.colours.get(colour)
         plot = functools.partial(plots.plot_loss_curves, behind, y, x, *names, events, floor, title, held, given)
@@ -165,14 +165,6 @@ def curve_figures(
     return drawn
 
 
-AXIS_NAMES = {"tokens": "tokens", "step": "steps"}  # for titles
-
-
-def _common_axis(rows: Sequence[dict], axes: Sequence[str]) -> str:
-    """The first of these axes that all lines have, and the last if none is; runs of others may log no tokens."""
-    return next((axis for axis in axes if all(row[axis] is not None for row in rows)), axes[-1])
-
-
 def run_loss_figure(page: ReportPage) -> str:
     """Draw training and validation loss of one run in one figure, with its logbook."""
     rows = gather.read_curve_rows([page.folder])
@@ -182,7 +174,7 @@ def run_loss_figure(page: ReportPage) -> str:
         return ""
     events, floor = gather.read_event_rows([page.folder]), gather.entropy_rate([page.folder])
     colours = {page.folder.name: plots.RUN_COLOURS["train_loss"]}
-    x = _common_axis(known, ("tokens", "step"))
+    x = gather.common_axis(known, ("tokens", "step"))
     chart = charts.curve_chart(known, plots.LOSS_NAMES, colours, plots.BOTH_LOSSES, x)
     charts.show_spikes(chart)
     chart["key"] = []

@@ -82,11 +82,6 @@ def shorten_text(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def is_table_name(path: str | os.PathLike[str]) -> bool:
-    """Whether a file of this name is read as a table of runs."""
-    return _kind_of(pathlib.Path(path)) in READERS
-
-
 def _kind_of(path: pathlib.Path) -> str:
     """The suffix that tells the format: `.csv` of runs.csv and of runs.csv.gz."""
     return pathlib.Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
