@@ -67,6 +67,15 @@ def test_a_file_that_is_no_table_is_read_as_runs_by_fit_and_ablate(tmp_path, cap
     assert code == 2 and ".csv" in told[-1]
 
 
+def test_a_log_of_steps_that_is_fitted_as_a_table_is_told_the_way(bare, unseeded, capsys):
+    code, _, told = call(capsys, "fit", unseeded)
+    assert code == 2 and told[-1].endswith("; of steps `scalelab import run two.csv --workdir=D` makes runs")
+    code, _, told = call(capsys, "ablate", bare)
+    assert code == 2 and "there is one run, and a change is judged by runs with it and without it" in told[-1]
+    code, out, _ = call(capsys, "tune", bare)
+    assert code == 0 and out.endswith("not known: there is one setting with a result\n")
+
+
 def test_one_of_several_runs_is_asked_for_by_diagnose_and_can_be_named(unseeded, capsys):
     code, _, told = call(capsys, "diagnose", unseeded)
     assert code == 2 and "holds 2 runs, and one is judged at a time: name it, e.g. " in told[-1]
