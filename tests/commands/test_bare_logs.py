@@ -72,7 +72,9 @@ def test_a_log_of_steps_that_is_fitted_as_a_table_is_told_the_way(bare, unseeded
     assert code == 2 and told[-1].endswith("; of steps `scalelab import run two.csv --workdir=D` makes runs")
     code, _, told = call(capsys, "ablate", bare)
     assert code == 2 and "there is one run, and a change is judged by runs with it and without it" in told[-1]
-    code, out, _ = call(capsys, "tune", bare)
+    code, _, told = call(capsys, "tune", bare)
+    assert code == 2 and "none of 1 runs logged a validation loss" in told[-1] and "--columns=val_loss=NAME" in told[-1]
+    code, out, _ = call(capsys, "tune", bare, "--columns=val_loss=loss")
     assert code == 0 and out.endswith("not known: there is one setting with a result\n")
 
 
