@@ -3,13 +3,14 @@
 Compare logits with transformers' in every family of models, both ways, from the answers that tests/hf/oracle/make.py
 asked of it: the examples that are written here (`out`), and models that transformers drew and saved (`in`). Every
 parameter of both is perturbed, gains and biases too. Prints the largest difference by family, in fp32, and the largest
-logit; then how far ours in fp32, and theirs in fp32, are from theirs in float64: what rounding alone does to each. A
-minute on two CPU cores.
+logit; then how far ours in fp32, and theirs in fp32, are from theirs in float64: what rounding alone does to each; and
+how far ours in float64 is from theirs in float64 (tests/hf/float64.py). Two minutes on two CPU cores.
 
     python -m checks.numerics.families
 """
 
 import json
+import subprocess
 import sys
 
 import jax.numpy as jnp
@@ -24,19 +25,19 @@ from scalelab.hf.write import find_format
 from tests.hf import examples
 from tests.hf.oracle.make import EXACT_UNIT, HERE
 
-COLUMNS = ("out", "in", "ours_from_float64", "theirs_from_float64")
+COLUMNS = ("out", "in", "ours_from_float64", "theirs_from_float64", "both_in_float64")
 
 
 def measure_families() -> list[dict]:
     """A row for each family: the largest differences and the largest logit of its models."""
-    answers, exact = np.load(HERE / "answers.npz"), np.load(HERE / "exact.npz")
+    answers, exact, wide = np.load(HERE / "answers.npz"), np.load(HERE / "exact.npz"), _measure_in_float64()
     tokens, differences = jnp.asarray(answers["tokens"]), {}
 
     def compare(family: str, way: str, shape: object, params: object, name: str) -> None:
         ours, theirs = np.asarray(examples.logits(shape, params, tokens), float), answers[name].astype(float)
         rounded = exact[name] * EXACT_UNIT  # float64's logits less those of fp32
         differences.setdefault(family, {}).setdefault(way, []).append(
-            [np.abs(each).max() for each in (ours - theirs, ours - theirs - rounded, rounded, theirs)]
+            [*(np.abs(each).max() for each in (ours - theirs, ours - theirs - rounded, rounded, theirs)), wide[name]]
         )
 
     for name in examples.MODELS:
@@ -49,6 +50,12 @@ def measure_families() -> list[dict]:
     return [_make_row(family, differences[family]) for family in FORMATS if family in differences]
 
 
+def _measure_in_float64() -> dict[str, float]:
+    """The largest difference of each model, both in float64: in a process of its own, since it widens jax's fp32."""
+    done = subprocess.run([sys.executable, "-m", "tests.hf.float64"], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
 def _make_row(family: str, ways: dict[str, list[list[float]]]) -> dict:
     row: dict = {"family": family}
     for way in ("out", "in"):
@@ -56,6 +63,7 @@ def _make_row(family: str, ways: dict[str, list[list[float]]]) -> dict:
         row |= {way: _largest(pairs, 0), f"models_{way}": len(pairs)}
     every = [each for pairs in ways.values() for each in pairs]
     row |= {"ours_from_float64": _largest(every, 1), "theirs_from_float64": _largest(every, 2)}
+    row["both_in_float64"] = _largest(every, 4)
     return row | {"largest_logit": round(float(max(each[3] for each in every)), 1)}
 
 

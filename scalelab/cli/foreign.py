@@ -1,6 +1,7 @@
 """Runs of other programs as arguments of commands: opened before the work, with a line on what was taken for what."""
 
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ EXAMPLE = "N=124M,val_loss=eval/c4/loss"
 def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> None:
     """Let these arguments name runs of other programs too; adds --columns where the command has none.
 
-    `files`: a file is a run's log; False where a file is a table of runs.
+    `files`: any file is a run's log; False where one that can be a table of runs is that.
     """
     has_columns = any("--columns" in action.option_strings for action in parser._actions)
     if not has_columns:
@@ -42,7 +43,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
 def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
     text, rest, opened = options.columns, None, list[bool]()
-    if text and is_tables and (files or any(os.path.isdir(path) for name in names for path in getattr(options, name))):
+    if text and is_tables and (files or any(not is_table(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
         value = getattr(options, name)
@@ -69,9 +70,18 @@ def _split_fields(text: str) -> tuple[str | None, str | None]:
     return ",".join(logged) or None, ",".join(others) or None
 
 
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file whose name says that it is a table of runs, or a log of rows."""
+    if not os.path.isfile(path):
+        return False
+    from scalelab.foreign.readers.lines import kind_of  # here: help needs no readers
+
+    return bool(kind_of(pathlib.Path(path)))
+
+
 def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
     """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
-    if not os.path.exists(path) or (os.path.isfile(path) and not files):
+    if not os.path.exists(path) or (not files and is_table(path)):
         return None
     if os.path.isdir(path) and listing.holds_runs(path):  # of ours: readers would load jax
         return None

@@ -167,8 +167,10 @@ def _judge_sides(
 def _judge_table(step: int, a: ComparisonSide, b: ComparisonSide) -> tuple[SeedSpread, float] | None:
     """Judge sides of the same seeds by all settings beside them, as sweeps do; None where that can't be done."""
     groups = _by_runs(a.seeds, b.seeds)
-    seeds = [sorted(read_settings(run)[SEED_KEY] for run in side.meant) for side in (a, b)]
-    if len(groups) < 2 or seeds[0] != seeds[1]:
+    seeds = [[read_settings(run)[SEED_KEY] for run in side.meant] for side in (a, b)]
+    if None in seeds[0] + seeds[1]:  # runs of other programs may not say theirs
+        return None
+    if len(groups) < 2 or sorted(seeds[0]) != sorted(seeds[1]):
         return None
     groups |= _by_runs(*a.others, *b.others)
     rows: list[dict[int, float]] = []

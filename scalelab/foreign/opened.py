@@ -71,15 +71,20 @@ def open_if_foreign(
 ) -> Imported | None:
     """Open a path that holds runs of other programs, and none of ours; None for any other path.
 
-    `with_files`: a file is a run's log, not a table of runs. BadInput for another file, and as `open_source`.
+    `with_files`: a file is a run's log; else one that can be a table of runs is that. BadInput for a file that is
+    neither, and as `open_source`.
     """
     if not os.path.isdir(source):  # False, not an error, for a name that is too long
-        return open_source(source, columns, report) if with_files and os.path.isfile(source) else None
-    try:
-        listing.run_folders(source)
-        return None
-    except BadInput:
-        pass
+        if not os.path.isfile(source) or (not with_files and lines.kind_of(source)):
+            return None
+        if with_files:
+            return open_source(source, columns, report)
+    else:
+        try:
+            listing.run_folders(source)
+            return None
+        except BadInput:
+            pass
     if _read_done(_place_of(source, columns or {})) is None:
         try:
             find.find_runs(source)

@@ -17,6 +17,7 @@ from scalelab.numbers.written import parse_count
 from scalelab.record.soundness.size import count_parameters
 
 PLAIN_NAMES = frozenset(map(plain_name, [*USUAL_NAMES["N"].split(), "throughput_parameter_count", "n_total_params"]))
+FEWEST, MOST_LIKE = 1000, 2  # parameters of a model, not of a schedule; values that sound like N and are named
 ACTIVE = frozenset(map(plain_name, SIZES["active"].split()))
 
 
@@ -56,6 +57,9 @@ def find_size(run: ForeignRun, given: str | None) -> Size:
         return Size(counts, model, ", ".join(named))
     if named:
         return Size({}, model, f"not taken: {', '.join(map(repr, named))} fit; --columns=N=… chooses")
+    like = [key for key, value in values.items() if "param" in plain_name(key) and is_count(value) and value >= FEWEST]
+    if like and not note:
+        note = f"not taken: {', '.join(map(repr, like[:MOST_LIKE]))} may be it; --columns=N={like[0]} takes it"
     return Size({}, model, note)
 
 

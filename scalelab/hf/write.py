@@ -140,6 +140,8 @@ def write_model(
         if options.card:
             (draft / CARD_FILE).write_text(options.card)
         records.write_json(draft / LINEAGE_FILE, lineage)
+        for path in draft.glob("*.safetensors"):  # safetensors 0.8 lets nobody else read what it writes
+            shutil.copymode(draft / CONFIG_FILE, path)
         files = {path.name: file_sha256(path) for path in sorted(draft.iterdir())}
         draft.replace(folder)  # whole or not at all
     except (OSError, SafetensorError) as error:

@@ -35,6 +35,7 @@ SHAREABLE_COLUMNS = (
     "optim.peak_lr",
     "train.seed",
 )  # columns that are shown only if runs differ
+AXIS_NAMES = {"tokens": "tokens", "step": "steps"}  # for titles
 DRAWN_ELSEWHERE = frozenset(("step", "tokens", "flops", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
 PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
@@ -80,6 +81,11 @@ def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
                 row["seconds"] = line["time"] - start
             rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})
     return rows
+
+
+def common_axis(rows: Sequence[dict], axes: Sequence[str]) -> str:
+    """The first of these axes that all lines have, and the last if none is; runs of others may log no tokens."""
+    return next((axis for axis in axes if all(row[axis] is not None for row in rows)), axes[-1])
 
 
 def read_step_rows(folder: pathlib.Path) -> list[dict]:

@@ -143,15 +143,16 @@ def curve_figures(
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
     shades = {run: style.INK if run == held else of_value[value] for run, value in values.items()}
     drawn = []
-    for y, x, name, title in (
-        ("train_loss", "tokens", "training_loss", "Training loss"),
-        ("val_loss", "flops", "validation_loss", "Validation loss over compute"),
+    for y, axes, name, title in (
+        ("train_loss", ("tokens", "step"), "training_loss", "Training loss"),
+        ("val_loss", ("flops", "tokens", "step"), "validation_loss", "Validation loss over compute"),
     ):
         known = [row for row in rows if row[y] is not None]
         if not known:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
-        x = x if all(row[x] is not None for row in rows) else "tokens"
+        x = gather.common_axis(known, axes)
+        title = title if x == axes[0] else f"{title.removesuffix(' over compute')} over {gather.AXIS_NAMES[x]}"
         behind = [{key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))} for row in known]
         names, given = (colour, colour_title), page.colours.get(colour)
         plot = functools.partial(plots.plot_loss_curves, behind, y, x, *names, events, floor, title, held, given)
@@ -173,7 +174,8 @@ def run_loss_figure(page: ReportPage) -> str:
         return ""
     events, floor = gather.read_event_rows([page.folder]), gather.entropy_rate([page.folder])
     colours = {page.folder.name: plots.RUN_COLOURS["train_loss"]}
-    chart = charts.curve_chart(known, plots.LOSS_NAMES, colours, plots.BOTH_LOSSES)
+    x = gather.common_axis(known, ("tokens", "step"))
+    chart = charts.curve_chart(known, plots.LOSS_NAMES, colours, plots.BOTH_LOSSES, x)
     charts.show_spikes(chart)
     chart["key"] = []
     for line in chart["series"]:
@@ -181,8 +183,9 @@ def run_loss_figure(page: ReportPage) -> str:
         chart["key"].append((line["name"], line["colour"], line["dash"]))
     charts.add_floor(chart, floor)
     charts.add_events(chart, events)
-    behind = [{key: row[key] for key in ("run", "step", "tokens", "train_loss", "val_loss")} for row in known]
-    plot = functools.partial(plots.plot_run_losses, behind, events, floor)
+    keys = dict.fromkeys(("run", "step", x, "train_loss", "val_loss"))
+    behind = [{key: row[key] for key in keys} for row in known]
+    plot = functools.partial(plots.plot_run_losses, behind, events, floor, x)
     caption = "Training and validation loss; unsmoothed. Signs are events of the logbook."
     return page.draw("loss", plot, behind, caption, chart)
 

@@ -109,6 +109,11 @@ def test_n_is_of_the_config_a_value_or_the_user_and_two_values_are_asked(tmp_pat
     for text in ("exp(n_params)", "n_params*1e400", "n_params*-1", "n_params*1e-9"):
         with pytest.raises(BadInput, match="n_params gives no count"):
             converted(tmp_path, N=text)
+    run = converted(write(tmp_path, rows_of(), {"params_active_precise": 543_482_880, "param_groups": 2}))  # Gemstones'
+    assert "params" not in run.record
+    assert any(
+        "'params_active_precise' may be it; --columns=N=params_active_precise takes" in note for note in run.notes
+    )
     run = converted(write(tmp_path, rows_of(), {"model_type": "mamba2", "hidden_size": 8}))
     assert "params" not in run.record and any("'mamba2', whose size is not known" in note for note in run.notes)
 

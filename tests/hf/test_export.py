@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,25 @@ def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     )
     assert asked["config"]["architectures"] == [asked["class"]]
     assert result.tensors == len(tensor_places(FORMATS[result.format], shape))
+
+
+@pytest.mark.full
+def test_in_float64_we_and_transformers_agree_to_a_thousandth_of_what_fp32_rounds():
+    """The two models that fp32 rounds most, one with experts, and one whose gains are folded out of its weights."""
+    names = ["smollm3", "qwen2_windows", "mixtral", "their_gemma2"]
+    done = subprocess.run([sys.executable, "-m", "tests.hf.float64", *names], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    differences = json.loads(done.stdout)
+    assert list(differences) == names
+    for name, difference in differences.items():
+        assert difference <= (5e-9 if name != "their_gemma2" else 2e-6), name  # exact.npz keeps 11 bits of 1e-5
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path):
+    written(tmp_path, "llama_tied", largest_file_bytes=8_000)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "llama_tied").iterdir()}
+    assert len([name for name in modes if name.endswith(".safetensors")]) > 1
+    assert set(modes.values()) == {modes["config.json"]} and modes["config.json"] & 0o400
 
 
 NOTICED = [

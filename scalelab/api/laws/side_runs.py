@@ -67,6 +67,8 @@ def _find_side_key(
         return _find_key(rows, named), []
     if n_folders >= LEAST_SIDES:
         return None, []
+    if len(rows) < LEAST_SIDES:
+        raise BadInput("there is one run, and a change is judged by runs with it and without it: name both folders")
     differ = setting_keys(rows)
     usual = [key for key in differ if plain_name(key.rpartition(".")[2]) in map(plain_name, USUAL_SIDES)]
     if len(usual) == 1:

@@ -19,7 +19,7 @@ from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay.trial import Trial
 from scalelab.diagnose.replay.trial import try_knobs as run_trials
 from scalelab.errors import BadInput
-from scalelab.record import records
+from scalelab.record import listing, records
 
 MOST_TRIALS = 3  # verdicts whose knob is tried
 
@@ -57,6 +57,8 @@ def diagnose(
     """
     if live and fast:
         raise BadInput("--live asks the program, and --fast does not: leave one out")
+    for path in (run, *([] if against is None else [against])):
+        _refuse_several(pathlib.Path(path))
     asked = split_causes([accept] if isinstance(accept, str) else accept, "--accept")
     evidence = open_evidence(pathlib.Path(run))
     accepted = {*asked, *split_causes([evidence.values.get("diagnose.accept", "")], "diagnose.accept")}
@@ -73,6 +75,13 @@ def diagnose(
     if try_knobs:
         trials = run_trials(evidence, diagnosis.verdicts[:MOST_TRIALS], progress)
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison, trials, program)
+
+
+def _refuse_several(folder: pathlib.Path) -> None:
+    """BadInput for a folder of several runs: one is judged at a time."""
+    if not (folder / "config.json").exists() and listing.holds_runs(folder):
+        runs = listing.run_folders(folder)
+        raise BadInput(f"{str(folder)!r} holds {len(runs)} runs, and one is judged at a time: name it, e.g. {runs[0]}")
 
 
 class ReadBatch(NamedTuple):

@@ -116,9 +116,17 @@ def judge_sweep(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) ->
 
     `sources`, `by` and errors as `answer`; the runs may be another program's.
     """
+    from scalelab.sweep.answer.settings import UNSCORED
     from scalelab.sweep.answer.winner import find_winners
 
     answered = answer(sources, by)
+    settings = [ranked.setting for ranked in answered.settings]
+    lost = [why for setting in settings for why in setting.lost.values()]
+    if {*lost} == {UNSCORED} and not any(setting.losses or setting.pending for setting in settings):
+        raise BadInput(
+            f"none of {len(lost)} runs logged a validation loss, by which settings are ranked; of runs that another "
+            "program trained --columns=val_loss=NAME takes another loss"
+        )
     return JudgedSweep(answered, find_winners(answered))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelab.api.laws.side_names import distinct_names
+from scalelab.cli import foreign
 from scalelab.cli.executor_options import add_executor_options
-from scalelab.cli.foreign import open_all
 from scalelab.cli.parser import (
     LARGEST_VALUE,
     Parser,
@@ -52,8 +52,8 @@ def make_parser(doc: str | None) -> Parser:
 
 
 def is_table(paths: Sequence[str]) -> bool:
-    """Whether the sources are one file, which is a table of runs."""
-    return len(paths) == 1 and pathlib.Path(paths[0]).is_file()
+    """Whether the sources are one file, which is a table of runs by its name."""
+    return len(paths) == 1 and foreign.is_table(paths[0])
 
 
 def _open_sources(options: Any) -> None:
@@ -61,7 +61,7 @@ def _open_sources(options: Any) -> None:
     options.names = distinct_names(options.sources)
     if options.sources and not is_table(options.sources):
         _refuse_study(options.sources)
-        open_all(options, ("sources",), files=True, is_tables=True)
+        foreign.open_all(options, ("sources",), files=True, is_tables=True)
 
 
 def _refuse_study(paths: Sequence[str]) -> None:

@@ -31,10 +31,10 @@ def weigh_choices(
 
 
 def seconds_a_step(run: Curve) -> float | None:
-    """Median seconds of a step over the last lines, from tokens/s; None before the first line."""
+    """Median seconds of a step over the last lines, from tokens/s; None before the first, and without tokens."""
     rates = run.signals["tokens_per_s"][-20:]
     rates = rates[np.isfinite(rates) & (rates > 0)]
-    return run.n_tokens / run.n_steps / float(np.median(rates)) if len(rates) else None
+    return run.n_tokens / run.n_steps / float(np.median(rates)) if len(rates) and run.n_tokens else None
 
 
 def _row(choice: str, log_loss: float, steps: int, run: Curve, price: float | None) -> dict[str, Any]:

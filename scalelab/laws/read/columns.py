@@ -109,6 +109,7 @@ UNITS = {
 }
 FIELD_WORDS = {"N": "param", "D": "token", "C": "flop", "loss": "loss"}  # what a column's name has in it
 MOST_LIKE = 4
+STEPS = frozenset(("step", "steps", "iteration", "iter", "epoch", "globalstep"))  # plain names in a log of steps
 SIMILAR = 0.78  # least similarity (difflib) of a name to a usual one: train_toks, final_l
 MOST_COMPARED = 1000  # columns of a table whose names are compared with usual ones
 # What MLflow, W&B and others write before the name of a value.
@@ -257,6 +258,8 @@ def describe_missing(
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
     hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header, paste))
     has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
+    if any(plain_name(name) in STEPS for name in header):
+        like = f"{like.rstrip('?')}; of steps `scalelab import run {table} --workdir=D` makes runs"
     if paste and not close:
         return f"{has_no}; if these hold them, paste {option}={paste}{like}"
     return f"{has_no}; name them: {option}={example}{like}"

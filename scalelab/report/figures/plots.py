@@ -157,22 +157,24 @@ def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
 
 
 @styled
-def plot_run_losses(rows: Sequence[dict], events: Sequence[dict] = (), floor: float | None = None) -> Figure:
-    """Training and validation loss of one run over tokens. rows: `run`, `step`, `tokens`, `train_loss`, `val_loss`."""
+def plot_run_losses(
+    rows: Sequence[dict], events: Sequence[dict] = (), floor: float | None = None, x: str = "tokens"
+) -> Figure:
+    """Training and validation loss of one run over `x`. rows: `run`, `step`, `x`, `train_loss`, `val_loss`."""
     fig, ax = make_figure(7.2, 4.0)
     lines = {y: groups for y in RUN_COLOURS if (groups := group_by_run(rows, y))}
     for y, groups in lines.items():
-        _draw(ax, groups, dict.fromkeys([row.get("run") for row in rows], RUN_COLOURS[y]), "tokens", y, "run", None)
+        _draw(ax, groups, dict.fromkeys([row.get("run") for row in rows], RUN_COLOURS[y]), x, y, "run", None)
     set_log_axis(ax)
     y = next(iter(lines))
     if _rises_above_start(lines[y], y):  # in a single run spikes matter
         set_log_axis(ax, "y")
     else:
         _limit(ax, lines[y], y)
-    marks = _mark_events(ax, lines[y], events, "tokens", y) + _floor(ax, floor)
+    marks = _mark_events(ax, lines[y], events, x, y) + _floor(ax, floor)
     names = [Line2D([], [], color=RUN_COLOURS[y], lw=2, label=LOSS_NAMES[y]) for y in lines]
     add_axes_legend(fig, ax, handles=[*names, *marks], loc="best")
-    ax.set(xlabel="tokens", ylabel=BOTH_LOSSES)
+    ax.set(xlabel=AXIS_LABELS[x], ylabel=BOTH_LOSSES)
     return fig
 
 

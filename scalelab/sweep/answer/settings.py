@@ -13,7 +13,7 @@ from scalelab.record.records import DAMAGED_STATUS, STOPPED_EARLY_STATUS
 
 SEED_KEY = "train.seed"
 LOST_STATUSES = ("diverged", "failed", DAMAGED_STATUS, STOPPED_EARLY_STATUS)  # these seeds will not have a loss
-NOT_FINITE, MIXED = "not finite", "changed midway"  # done, but without a loss of this setting
+NOT_FINITE, UNSCORED, MIXED = "not finite", "no validation loss", "changed midway"  # done, without a loss of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,9 @@ def lost_reason(row: Mapping[str, Any]) -> str:
         return row["status"]
     if row.get("mixed"):
         return MIXED
-    return NOT_FINITE if row["status"] == "done" and not is_final(row) else ""
+    if row["status"] != "done" or is_final(row):
+        return ""
+    return UNSCORED if row.get("val_loss") is None else NOT_FINITE
 
 
 def group_rows(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[list[Mapping[str, Any]]]:

@@ -62,9 +62,9 @@ def _find_winner(answer: SweepAnswer, family: Sequence[RankedSetting]) -> Winner
 def describe_winner(winner: Winner) -> str:
     """The verdict in one line."""
     where = f"at {name_setting(winner.family)}: " if winner.family else ""
-    name = name_setting(winner.values) or "the only setting"
+    name = name_setting(winner.values)
     if winner.over is None:
-        return f"{where}not known: {name} is the only setting with a result"
+        return f"{where}not known: {name or 'there'} is {'the only' if name else 'one'} setting with a result"
     over = name_setting({key: winner.over[key] for key in winner.values})
     if winner.interval is None:
         return f"{where}not known: {name} has the lowest loss, {winner.loss:.4f}, on one seed: no interval"

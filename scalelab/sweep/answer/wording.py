@@ -190,10 +190,10 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
     lines = []
     if lost:
         without = [ranked.setting for ranked in answer.settings if ranked.setting.lost]
-        trials, counts = sum(len(setting.lost) for setting in without), count_words(lost)
+        trials, counts, names = sum(len(setting.lost) for setting in without), count_words(lost), name_several(without)
         lines.append(
             f"{trials} trial{'s have' if trials > 1 else ' has'} no result ({counts}): a setting that lost a seed is "
-            f"ranked last, and never by the mean of its other seeds: {name_several(without)}."
+            f"ranked last, and never by the mean of its other seeds{': ' if names else ''}{names}."
         )
     if pending:
         lines.append(f"Not finished: {pending} trial{'s' * (pending > 1)}.")
