@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
 
 from scalelab import config as config_lib
-from scalelab import set_by, user_code
+from scalelab import experiments, set_by, user_code
 from scalelab.api.arguments import Path
-from scalelab.config.files import CommandLine, find_config_file
-from scalelab.errors import BadInput
+from scalelab.config.files import CommandLine, find_config_file, shipped_configs
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.hardware import device_memory
 from scalelab.hardware.chips import expects_accelerator
 from scalelab.sweep import status
@@ -205,3 +205,24 @@ def train_in_pool(
             status.require_ended(folder, verdicts, stop)
 
         yield train
+
+
+def sweep_path(name: str) -> str:
+    """The path of a file, or of the study or config of that name that comes with scalelab. Raises BadInput."""
+    if os.path.exists(name) or os.path.basename(name) != name or name.endswith(".py"):
+        return name
+    known = {**shipped_configs(), **list_studies()}
+    if name not in known:
+        raise BadInput(f"no study or config {name!r}{nearest_hint(name, known)}")
+    return str(known[name])
+
+
+def list_studies() -> Mapping[str, pathlib.Path]:
+    """List the studies as {name: file}, phenomena first, without importing any."""
+    folder = pathlib.Path(experiments.__file__).parent
+    return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
+
+
+def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    files = [(path.stem, path) for path in folder.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    return files + [(path.parent.name, path) for path in folder.glob("*/__main__.py")]

@@ -19,7 +19,7 @@ from scalelab.api.arguments import (
     whole,
 )
 from scalelab.api.defaults import BUDGET_INPUTS, FREE
-from scalelab.api.door import Config, Overrides, add_overrides, load_config
+from scalelab.api.door import Config, Overrides, add_overrides, load_config, sweep_path
 from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
@@ -296,4 +296,5 @@ def plan_sweep(
     """Plan every run of a study or of a config's sweep(h) (`scalelab plan --sweep`); `study`: the study's options."""
     from scalelab.plan.sweep.sweep import sweep_plan
 
-    return sweep_plan(os.fspath(sweep), _machine(hardware), study, devices, efficiency, price_per_hour, law, noise)
+    path = sweep_path(os.fspath(sweep))
+    return sweep_plan(path, _machine(hardware), study, devices, efficiency, price_per_hour, law, noise)

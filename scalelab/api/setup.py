@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from scalelab import experiments
 from scalelab.api.arguments import FOLDER, WORKDIR, Facts, Path, check_arguments, optional, whole
 from scalelab.api.defaults import DEMO_FOLDER
-from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
+from scalelab.api.door import Display, Progress, Stop, list_studies, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments import fingerprint, template
 from scalelab.laws import examples
@@ -238,17 +238,6 @@ def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
     if name not in known:
         raise BadInput(f"no study {name!r}{nearest_hint(name, known)}")
     return [sys.executable, "-m", study_module(known[name]), *options]
-
-
-def list_studies() -> Mapping[str, pathlib.Path]:
-    """List the studies as {name: file}, phenomena first, without importing any."""
-    folder = pathlib.Path(experiments.__file__).parent
-    return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
-
-
-def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    files = [(path.stem, path) for path in folder.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
-    return files + [(path.parent.name, path) for path in folder.glob("*/__main__.py")]
 
 
 def study_module(path: pathlib.Path) -> str:

@@ -42,9 +42,8 @@ print(sorted(heavy & set(sys.modules)), seconds)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """(folder, names) after all blocks of the page were run in it, in order."""
+    """(folder, names) after all blocks of the page were run in order, in an empty folder, as Jupyter's may be."""
     folder, names = tmp_path_factory.mktemp("page"), {}
-    (folder / "configs").symlink_to(ROOT / "configs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for block in BLOCKS:

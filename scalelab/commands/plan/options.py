@@ -93,7 +93,7 @@ def make_parser(text: str | None) -> Parser:
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
     add("--serve-tokens", type=count_above_zero, metavar="T", help="tokens of inference over the model's life")
     add("--unique-tokens", type=count_above_zero, metavar="U", help="tokens available; beyond them data are repeated")
-    add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
+    add("--sweep", metavar="FILE", help="a study or a config with sweep(h): a file, or the name of a shipped one")
     add(
         "--noise",
         type=bounded_above_zero,

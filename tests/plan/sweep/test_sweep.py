@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from scalelab import api
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.experiments import isoflop, ladder_runs
@@ -89,6 +90,22 @@ def test_a_configs_sweep():
     assert planned.wall_hours == pytest.approx(8 * planned.runs[0].hours)
     assert planned.forecast is None and any("N has one value" in note for note in planned.notes)
     assert any("8 runs of a pack" in note for note in planned.notes)
+
+
+def test_a_name_that_we_do_not_ship_is_refused_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"no study or config 'isoflp'.*isoflop"):
+        api.plan_sweep("isoflp")
+    with pytest.raises(BadInput, match=r"no config file 'experiments/isoflop.py'"):
+        api.plan_sweep("experiments/isoflop.py")
+
+
+@pytest.mark.full
+def test_a_study_or_a_config_of_ours_is_planned_by_its_name_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(api.plan_sweep("lr_seeds").runs) == 8
+    names = {run.name for run in api.plan_sweep("isoflop", study=SMALL[1:]).runs}
+    assert names == {*load_planned_study(STUDY, SMALL[1:]).runs}
 
 
 def test_a_study_of_learning_rates_tells_its_runs_too():
