@@ -80,6 +80,6 @@ def test_a_log_of_steps_that_is_fitted_as_a_table_is_told_the_way(bare, unseeded
 
 def test_one_of_several_runs_is_asked_for_by_diagnose_and_can_be_named(unseeded, capsys):
     code, _, told = call(capsys, "diagnose", unseeded)
-    assert code == 2 and "holds 2 runs, and one is judged at a time: name it, e.g. " in told[-1]
+    assert code == 2 and "it holds runs; one is judged at a time: name it, e.g. " in told[-1]
     code, out, _ = call(capsys, "diagnose", told[-1].rpartition("e.g. ")[2])
     assert code == 0 and out.startswith("no cause found in what was judged")

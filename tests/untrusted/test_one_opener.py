@@ -34,6 +34,7 @@ ALLOWED = {
     "scalelab/commands/completion.py": {"read_text": PACKAGE},
     "scalelab/commands/fit/options.py": {"read_text": PACKAGE},
     "scalelab/commands/runs.py": {"write_text": f"{NAMED} for the answer"},
+    "scalelab/api/door.py": {"read_text": PACKAGE},
     "scalelab/api/setup.py": {"read_text": PACKAGE, "write_text": WRITES},
     "scalelab/api/laws/curves.py": {"write_text": f"{NAMED} for the schedule, where no file is"},
     "scalelab/api/work/together.py": {"open": "/dev/null"},

@@ -81,7 +81,9 @@ def _refuse_several(folder: pathlib.Path) -> None:
     """BadInput for a folder of several runs: one is judged at a time."""
     if not (folder / "config.json").exists() and listing.holds_runs(folder):
         runs = listing.run_folders(folder)
-        raise BadInput(f"{str(folder)!r} holds {len(runs)} runs, and one is judged at a time: name it, e.g. {runs[0]}")
+        raise BadInput(
+            f"{str(folder)!r} is not a run folder, it holds runs; one is judged at a time: name it, e.g. {runs[0]}"
+        )
 
 
 class ReadBatch(NamedTuple):
