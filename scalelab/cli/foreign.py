@@ -19,7 +19,7 @@ EXAMPLE = "N=124M,val_loss=eval/c4/loss"
 def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> None:
     """Let these arguments name runs of other programs too; adds --columns where the command has none.
 
-    `files`: any file is a run's log; False where one that can be a table of runs is that.
+    `files`: any file is a run's log; False where a file is a table of runs, unless it is a log by name and content.
     """
     has_columns = any("--columns" in action.option_strings for action in parser._actions)
     if not has_columns:
@@ -43,7 +43,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
 def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
     text, rest, opened = options.columns, None, list[bool]()
-    if text and is_tables and (files or any(not is_table(path) for name in names for path in getattr(options, name))):
+    if text and is_tables and (files or any(is_logged(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
         value = getattr(options, name)
@@ -70,18 +70,23 @@ def _split_fields(text: str) -> tuple[str | None, str | None]:
     return ",".join(logged) or None, ",".join(others) or None
 
 
-def is_table(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file whose name says that it is a table of runs, or a log of rows."""
+def is_logged(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder, or a file that is a run's log: no table by its name, and of a known format."""
     if not os.path.isfile(path):
-        return False
-    from scalelab.foreign.readers.lines import kind_of  # here: help needs no readers
+        return os.path.isdir(path)
+    from scalelab.foreign.find import find_runs  # here: help needs no readers
+    from scalelab.foreign.readers.lines import kind_of
 
-    return bool(kind_of(pathlib.Path(path)))
+    place = pathlib.Path(path)
+    try:
+        return not kind_of(place) and bool(find_runs(place))
+    except BadInput:
+        return False
 
 
 def _open(path: str | os.PathLike[str], text: str | None, files: bool) -> str | None:
     """The folder of a source's runs, with lines on standard error; None for a path that is not such a source."""
-    if not os.path.exists(path) or (not files and is_table(path)):
+    if not os.path.exists(path) or not (files or is_logged(path)):
         return None
     if os.path.isdir(path) and listing.holds_runs(path):  # of ours: readers would load jax
         return None

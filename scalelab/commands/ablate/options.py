@@ -52,8 +52,8 @@ def make_parser(doc: str | None) -> Parser:
 
 
 def is_table(paths: Sequence[str]) -> bool:
-    """Whether the sources are one file, which is a table of runs by its name."""
-    return len(paths) == 1 and foreign.is_table(paths[0])
+    """Whether the sources are one file that is no run's log, so a table of runs."""
+    return len(paths) == 1 and pathlib.Path(paths[0]).is_file() and not foreign.is_logged(paths[0])
 
 
 def _open_sources(options: Any) -> None:
