@@ -266,11 +266,12 @@ def _main(argv: Sequence[str]) -> int:
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     studies = QUICK_STUDIES if options.quick else STUDIES
-    result = result_header("statistics.coverage", argv) | {
+    coverage = {arm.name: interval_coverage(arm, studies, folder) for arm in STUDY_ARMS}
+    result = result_header("statistics.coverage", argv) | {  # with the seconds that the studies took
         "studies": studies,
         "resamples": RESAMPLES,
         "arms": [dataclasses.asdict(arm) for arm in STUDY_ARMS],
-        "coverage": {arm.name: interval_coverage(arm, studies, folder) for arm in STUDY_ARMS},
+        "coverage": coverage,
     }
     place = folder if options.quick else RESULTS
     return publish_result(place, "coverage", result, format_page(result), options.json)
