@@ -17,7 +17,8 @@ from scalelab.numbers.written import parse_count
 from scalelab.record.soundness.size import count_parameters
 
 PLAIN_NAMES = frozenset(map(plain_name, [*USUAL_NAMES["N"].split(), "throughput_parameter_count", "n_total_params"]))
-FEWEST, MOST_LIKE = 1000, 2  # parameters of a model, not of a schedule; values that sound like N and are named
+FEWEST = 1000  # parameters of a model; a smaller value counts something else
+MOST_LIKE = 2  # values that sound like N and are named
 ACTIVE = frozenset(map(plain_name, SIZES["active"].split()))
 
 

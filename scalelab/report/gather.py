@@ -84,7 +84,7 @@ def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
 
 
 def common_axis(rows: Sequence[dict], axes: Sequence[str]) -> str:
-    """The first of these axes that all lines have, and the last if none is; runs of others may log no tokens."""
+    """The first of these axes that every line has, else the last of them; runs of others may log no tokens."""
     return next((axis for axis in axes if all(row[axis] is not None for row in rows)), axes[-1])
 
 

@@ -69,7 +69,7 @@ def test_a_file_that_is_no_table_is_read_as_runs_by_fit_and_ablate(tmp_path, cap
 
 def test_a_log_of_steps_that_is_fitted_as_a_table_is_told_the_way(bare, unseeded, capsys):
     code, _, told = call(capsys, "fit", unseeded)
-    assert code == 2 and told[-1].endswith("; of steps `scalelab import run two.csv --workdir=D` makes runs")
+    assert code == 2 and told[-1].endswith("; if a row is a step of a run: `scalelab import run two.csv --workdir=D`")
     code, _, told = call(capsys, "ablate", bare)
     assert code == 2 and "there is one run, and a change is judged by runs with it and without it" in told[-1]
     code, _, told = call(capsys, "tune", bare)
@@ -80,6 +80,6 @@ def test_a_log_of_steps_that_is_fitted_as_a_table_is_told_the_way(bare, unseeded
 
 def test_one_of_several_runs_is_asked_for_by_diagnose_and_can_be_named(unseeded, capsys):
     code, _, told = call(capsys, "diagnose", unseeded)
-    assert code == 2 and "it holds runs; one is judged at a time: name it, e.g. " in told[-1]
+    assert code == 2 and "is not a run folder but a folder of runs; one is judged at a time: name it, e.g. " in told[-1]
     code, out, _ = call(capsys, "diagnose", told[-1].rpartition("e.g. ")[2])
     assert code == 0 and out.startswith("no cause found in what was judged")

@@ -82,7 +82,8 @@ def _refuse_several(folder: pathlib.Path) -> None:
     if not (folder / "config.json").exists() and listing.holds_runs(folder):
         runs = listing.run_folders(folder)
         raise BadInput(
-            f"{str(folder)!r} is not a run folder, it holds runs; one is judged at a time: name it, e.g. {runs[0]}"
+            f"{str(folder)!r} is not a run folder but a folder of runs; one is judged at a time: name it, "
+            f"e.g. {runs[0]}"
         )
 
 

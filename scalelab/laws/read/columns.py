@@ -259,7 +259,7 @@ def describe_missing(
     hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header, paste))
     has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
     if any(plain_name(name) in STEPS for name in header):
-        like = f"{like.rstrip('?')}; of steps `scalelab import run {table} --workdir=D` makes runs"
+        like = f"{like.rstrip('?')}; if a row is a step of a run: `scalelab import run {table} --workdir=D`"
     if paste and not close:
         return f"{has_no}; if these hold them, paste {option}={paste}{like}"
     return f"{has_no}; name them: {option}={example}{like}"
