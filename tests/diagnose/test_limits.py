@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scalelab.diagnose.checks.leaves import rows
+from scalelab.diagnose.checks.leaves import moved, rows
+from scalelab.diagnose.checks.leaves.moved import check_moved
 from scalelab.diagnose.checks.leaves.rows import check_features
-from scalelab.diagnose.checks.settings import rest
+from scalelab.diagnose.checks.settings import limits, rest
 from scalelab.diagnose.checks.settings.limits import check_limits
 from scalelab.diagnose.probes.leaves.saved import SavedStep
 from tests.diagnose.evidences import ask, healthy
@@ -42,6 +43,21 @@ def test_a_cap_of_the_logits_bounds_the_loss_as_the_best_logits_within_it_do():
 def test_other_values_that_bound_are_named_with_what_they_cost(changed, words):
     ((cause, _, text),) = found(check_limits, healthy(**changed))
     assert cause == "setting_wrong" and text.count(words) == 1
+
+
+def test_eps_is_held_to_each_stream_that_a_norm_reads():
+    """Streams of RMS 1 and 1.5: the median is far above an eps of 1.1, the first is below it."""
+    ((cause, knob, text),) = found(check_limits, healthy(model__norm_eps=1.1))
+    assert (cause, knob) == ("setting_wrong", "model.norm_eps=1e-6") and "the residual stream after block 0, 1:" in text
+    for sound in ({"model__norm_eps": 0.9}, {"model__norm_eps": 1.1, "model__norm_place": "after"}):
+        assert found(check_limits, healthy(**sound)) == [], "after: norms read what branches give"
+
+
+def test_eps_is_held_to_the_embedding_that_the_first_norm_reads(monkeypatch):
+    saved(monkeypatch, limits, {"params.embed.w": np.full((256, 32), 0.02, np.float32)})
+    ((cause, _, text),) = found(check_limits, healthy(model__norm_eps=1e-3))
+    assert cause == "setting_wrong" and "the embedding, 0.0004:" in text
+    assert found(check_limits, healthy(model__norm_eps=1e-5)) == []
 
 
 def saved(monkeypatch, module, *steps):
@@ -79,3 +95,16 @@ def test_a_feature_that_a_matrix_never_reads_is_named(monkeypatch):
     saved(monkeypatch, rows, {name: old}, {name: new})
     ((cause, _, text),) = found(check_features, dataclasses.replace(evidence))
     assert cause == "rows_stuck" and "layers/1/mlp/up/w" in text and "2 features" in text and "(3, 9, …)" in text
+
+
+def test_a_learned_position_that_stands_still_is_named_and_one_beyond_most_documents_is_not(monkeypatch):
+    rng = np.random.default_rng(0)
+    old = rng.normal(size=(64, 16)).astype(np.float32)
+    new, name = 0.99 * old + 0.01 * rng.normal(size=old.shape).astype(np.float32), "params.positions.w"
+    learned = {"model__position": "learned", "model__seq_len": 64}
+    saved(monkeypatch, moved, {name: old}, {name: new})
+    assert found(check_moved, healthy(**learned)) == []
+    new[40:] = np.float32(0.99) * old[40:]  # decay alone
+    ((cause, _, text),) = found(check_moved, healthy(**learned))
+    assert cause == "rows_stuck" and "positions/w[position 40]" in text and "24 of the 64 rows" in text
+    assert found(check_moved, healthy(**learned, data__documents="mask")) == [], "documents may be shorter"

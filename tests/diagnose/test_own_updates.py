@@ -21,8 +21,9 @@ def by_path(change):
     return optax.stateless(lambda u, _: jax.tree_util.tree_map_with_path(change, u))
 
 
-def with_state(b1, b2, first, second):
-    """Adam's direction with other shares of the gradient and of its square."""
+def with_state(b1, b2, first, second, kept=None):
+    """Adam's direction with other shares of the gradient and of its square; `kept`: of the old average, else b1."""
+    kept = b1 if kept is None else kept
 
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -30,7 +31,7 @@ def with_state(b1, b2, first, second):
 
     def update(grads, state, params=None):
         t = state["t"] + 1
-        m = jax.tree.map(lambda m, g: b1 * m + first * g, state["m"], grads)
+        m = jax.tree.map(lambda m, g: kept * m + first * g, state["m"], grads)
         v = jax.tree.map(lambda v, g: b2 * v + second * g * g, state["v"], grads)
         out = jax.tree.map(lambda m, v: m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + 1e-6), m, v)
         return out, {"m": m, "v": v, "t": t}
@@ -50,6 +51,8 @@ CHAINS = {
     ),
     "summed_squares": lambda: with_state(0.9, 0.95, 0.1, 1.0),
     "summed_gradients": lambda: with_state(0.9, 0.95, 1.0, 0.05),
+    "nothing_kept": lambda: with_state(0.9, 0.95, 0.1, 0.05, kept=0.0),
+    "half_kept": lambda: with_state(0.9, 0.95, 0.1, 0.05, kept=0.5),
     "betas_exchanged": lambda: optax.scale_by_adam(0.95, 0.9, eps=1e-6),
     "eps_under_the_root": lambda: optax.scale_by_adam(0.9, 0.95, eps=0.0, eps_root=1e-6),
     "every_fourth": lambda: optax.MultiSteps(optax.scale_by_adam(0.9, 0.95), 4).gradient_transformation(),
@@ -62,6 +65,8 @@ SOUND = ("adam", "amsgrad", "yogi", "lion", "trace", "rms_and_momentum", "slower
 FAULTS = {
     "summed_squares": ("moments_wrong", "summed, not averaged"),
     "summed_gradients": ("moments_wrong", "summed, not averaged"),
+    "nothing_kept": ("moments_wrong", "keeps nothing of those before"),
+    "half_kept": ("moments_wrong", "keeps 0.5 of what stood there, not 0.9"),
     "betas_exchanged": ("moments_wrong", "that is the other beta"),
     "eps_under_the_root": ("eps_dominates", "acts like one of 0.0009"),
     "every_fourth": ("update_wrong", "nothing at 75% of the steps"),
@@ -99,10 +104,32 @@ def test_a_slip_is_named(name):
     assert verdict.cause == cause and words in verdict.evidence, verdict
 
 
+def kept(**arrays):
+    evidence = healthy(optim__name="mine:own", **DECLARED)
+    probes = {"step": 1} | {f"kept/{name}": array for name, array in arrays.items()}
+    found = check_own_averages(dataclasses.replace(evidence, probes=probes))
+    return [(each.cause, each.evidence) for each in found if isinstance(each, Verdict)]
+
+
+def test_an_array_that_takes_the_share_of_a_beta_and_keeps_another_is_named():
+    squares = (2, 0.95, 0.05)
+    ((cause, text),) = kept(m=(1, 0.0, 0.1), v=squares)
+    assert cause == "moments_wrong" and "keeps nothing of those before" in text and "optim.beta1=0.9" in text
+    ((cause, text),) = kept(m=(1, 0.9, 0.1), v=(2, 0.5, 0.05))
+    assert cause == "moments_wrong" and "optim.beta2=0.95" in text
+    # an average; the last gradient beside it; Lion's one average, by beta2; a share that the optimizer finds by itself
+    for sound in ({"m": (1, 0.9, 0.1)}, {"m": (1, 0.9, 0.1), "last": (1, 0.0, 1.0)}, {"m": (1, 0.9, 1e-5)},
+                  {"last": (1, 0.0, 0.5)}):  # fmt: skip
+        assert kept(**sound, v=squares) == [], sound
+    assert kept(m=(1, 0.95, 0.05)) == []
+
+
 def test_an_average_a_sum_and_neither_are_told_apart():
     """(1 - b) g b^t is an average, g b^t a sum; a largest value so far is neither."""
     course = 0.9 ** np.arange(9)
     assert describe_answer(0.1 * course, 0.2 * course) == pytest.approx((1, 0.9, 0.1))
     assert describe_answer(course, 4 * course) == pytest.approx((2, 0.9, 1.0))
+    once = np.eye(9)[0]
+    assert describe_answer(0.1 * once, 0.2 * once) == pytest.approx((1, 0.0, 0.1)), "nothing is left of it"
     assert describe_answer(np.ones(9), 4 * np.ones(9)) is None
     assert describe_answer(0.1 * course, 0.1 * course) is None

@@ -15,7 +15,8 @@ from scalelab.__main__ import main
 from scalelab.data import dataset
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches, val_batches
-from scalelab.diagnose.checks.read import held_out
+from scalelab.diagnose.checks.read import held_out, order
+from scalelab.diagnose.verdict import Judged
 from scalelab.train.single import train_single
 from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
@@ -197,13 +198,17 @@ def test_a_source_that_gives_other_documents_each_time_is_a_cause(tmp_path, caps
     assert first["cause"] == "unstable_source" and "other documents each time" in first["evidence"]
 
 
-def twice_in_an_epoch():
-    """Windows drawn anew at every place instead of permuted."""
+def drawn_anew(share=1.0):
+    """Windows drawn anew at every place instead of permuted, of the first ones alone or of all."""
 
     def draw(positions, n, *_):
-        return np.random.default_rng(3).integers(0, n, 10**5)[positions]
+        return np.random.default_rng(3).integers(0, int(share * n), 10**5)[positions]
 
     return mock.patch.object(mixture, "window_numbers", draw)
+
+
+def twice_in_an_epoch():
+    return drawn_anew(0.2)
 
 
 def each_pass_alike():
@@ -246,6 +251,27 @@ def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path,
         main(["diagnose", str(tmp_path / "run"), "--fast", "--json=-", f"--trust={__name__}:sound"])
     causes = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
     assert words in causes.get(cause, {"evidence": ""})["evidence"], causes
+
+
+def places(numbers, n_windows, epoch=None):
+    numbers = np.asarray(numbers)
+    return order.Places(np.zeros(len(numbers), int) if epoch is None else epoch, np.arange(len(numbers)), numbers, n_windows)
+
+
+def test_windows_drawn_with_replacement_repeat_as_often_as_chance_has_it_and_others_are_named():
+    """The mean and spread of repeats are those of draws; a part of the windows, or a few twice, is none of these."""
+    rng, n, size = np.random.default_rng(0), 1280, 4000
+    draws = [places(rng.integers(0, size, n), size) for _ in range(400)]
+    repeats, (mean, variance) = np.array([each.count_repeats() for each in draws]), draws[0].expected_repeats()
+    assert abs(repeats.mean() - mean) < 4 * (variance / 400) ** 0.5 and repeats.var() == pytest.approx(variance, rel=0.3)
+    epochs = np.arange(3 * size) // size
+    permuted = np.concatenate([rng.permutation(size) for _ in range(3)])
+    for sound in (draws[0], places(permuted, size, epochs), places(rng.integers(0, size, 3 * size), size, epochs)):
+        assert all(isinstance(each, Judged) for each in order.judge_repeats([sound]))
+    eighth, few = rng.integers(0, size // 8, n), np.concatenate([permuted[: n - 8], permuted[:8]])
+    for fault in (eighth, few):
+        (verdict,) = order.judge_repeats([places(fault, size)])
+        assert verdict.cause == "repeated_batches" and f"of {n} windows read" in verdict.evidence
 
 
 def other_letters(*arguments):

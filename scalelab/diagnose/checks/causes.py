@@ -191,6 +191,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "val_in_train": ("val_of_another_kind",),
     "not_shuffled": ("other_rows",),
     **{cause: (*OTHER_STEPS, *BLOW_UP, "lr_too_high") for cause in CAUSES if cause.startswith("code_")},
+    "code_micro_batch_weights": (*OTHER_STEPS, *BLOW_UP, "lr_too_high", "code_gradient"),
     "tokens_lost": ("code_targets", "code_loss", *OTHER_STEPS),
     "corrupt_shard": ("data_outlier", "spike_benign", "spike_growing"),
     "data_outlier": ("spike_benign", "spike_growing"),

@@ -6,6 +6,8 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
 LEAK = 1e-3  # change of a logit / their RMS; exactly 0 without a leak (masked products are multiplied by exact zeros)
+DIVIDED = 0.05  # of a ratio of K or 1/K; the same batch in fp32 has either to some 1e-6
+BETWEEN = "what is done to gradients between micro-batches (a clip, a factor): they are added up, and divided once"
 RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
 SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms: at most 1.1
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
@@ -46,10 +48,15 @@ def check_model(evidence: Evidence) -> Findings | None:
     if p.get("target_shift", 1.0) != 1.0:
         text = f"targets are the inputs shifted by {p['target_shift']:.0f}, not by 1"
         findings.append(_test("label_shift", np.inf, text, "documents.split_inputs_targets", where))
-    ratio = p.get("accumulated_ratio", 1.0)
+    ratio, k = p.get("accumulated_ratio", 1.0), p.get("accumulate", 1.0)
     if ratio > RATIO or ratio < 1 / RATIO:
-        text = f"with {p['accumulate']:.0f} micro-batches the gradient norm is {ratio:.4g} times that of one big batch"
-        findings.append(_test("missing_1_over_K", max(ratio, 1 / ratio), text, "divide by all predicted tokens", where))
+        text = f"with {k:.0f} micro-batches the gradient norm is {ratio:.4g} times that of one big batch"
+        divided = min(abs(ratio / k - 1), abs(ratio * k - 1)) < DIVIDED
+        cause, knob = "missing_1_over_K", "divide by all predicted tokens"
+        if not divided:
+            text += f", neither {k:.0f} nor 1/{k:.0f} times: what is added up is changed between them"
+            cause, knob = "code_gradient", BETWEEN
+        findings.append(_test(cause, max(ratio, 1 / ratio), text, knob, where))
     if p.get("branch_scaling", 1.0) > SCALING:
         text = f"a block adds {p['branch_scaling']:.3g} times as much for 8 times the input; behind a norm 1 time"
         findings.append(_test("norm_missing", p["branch_scaling"], text, "norms before attention and MLP", where))

@@ -10,6 +10,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 
 ASKED = "loss and gradient of the trained program against a plain reference"
 ANSWERED = ("mask_leak", "label_shift", "missing_1_over_K")  # direct tests that explain a difference by themselves
+SAME = 1e-5  # relative difference of a mean loss in fp32
 NAMED = 3  # parameters that a line names
 
 
@@ -22,7 +23,8 @@ def check_reference(evidence: Evidence) -> Findings:
     if comparison.sides is None:
         return gaps
     answered = [v for v in check_model(evidence) if isinstance(v, Verdict) and v.cause in ANSWERED]
-    verdict = _judge_exact(comparison, comparison.sides) or _judge_own_precision(evidence, comparison)
+    micro_batches = int(evidence.values["train.accumulate"])
+    verdict = _judge_exact(comparison, comparison.sides, micro_batches) or _judge_own_precision(evidence, comparison)
     verdict = verdict or _judge_mesh(evidence, comparison)
     return [Judged(ASKED), *gaps, *([verdict] if verdict and not answered else [])]
 
@@ -55,8 +57,8 @@ def _gaps(comparison: Comparison) -> list[Gap]:
     return gaps
 
 
-def _judge_exact(comparison: Comparison, sides: Sides) -> Verdict | None:
-    """Name the fault in fp32; None if both agree."""
+def _judge_exact(comparison: Comparison, sides: Sides, k: int) -> Verdict | None:
+    """Name the fault in fp32, of a step of `k` micro-batches; None if both agree."""
     where = (comparison.step, comparison.step)
     (part, words), fault = comparison.part, comparison.fault
     if sides.tokens.over > 1:
@@ -76,6 +78,9 @@ def _judge_exact(comparison: Comparison, sides: Sides) -> Verdict | None:
     if fault is not None:
         over = max([sides.loss.over, *(d.over for d in differing.values())])
         return _verdict(fault[0], over, f"each token's loss is right, but {fault[1]}", fault[2], where)
+    if sides.loss.over > 1 and sides.leaves and not differing:
+        text, mend = _describe_report(sides, k), "what the step reports as its loss: the sum over all micro-batches"
+        return _verdict("train_loss_wrong", np.inf, text, mend, where)
     if sides.loss.over > 1:
         text = (
             f"each token's loss is right, but the step's loss is {sides.trained.loss:.6g}, not {sides.exact.loss:.6g}"
@@ -127,6 +132,16 @@ def _judge_mesh(evidence: Evidence, comparison: Comparison) -> Verdict | None:
     else:
         text += f"gradients differ: {_describe_leaves(sides.differing)}"
     return _verdict("code_mesh", over, text, "what this mesh sums or splits", where)
+
+
+def _describe_report(sides: Sides, k: int) -> str:
+    """Describe a reported loss that is not the one whose gradient is taken, and the rows that it is of."""
+    text = "each token's loss and all gradients are right, but the training loss that the step reports is "
+    text += f"{sides.trained.loss:.6g}, not {sides.exact.loss:.6g}: it is not the loss that is trained"
+    parts = [sides.exact.token_nll[i::k] for i in range(k)]
+    means = [float(part.sum()) / max(np.count_nonzero(part), 1) for part in parts]
+    same = [i for i, mean in enumerate(means) if k > 1 and abs(mean - sides.trained.loss) < SAME * mean]
+    return f"{text}, but that of micro-batch {same[0] + 1} of {k} alone" if same else text
 
 
 def _describe_leaves(differing: dict[str, Difference]) -> str:

@@ -206,27 +206,38 @@ def _stuck_heads(stretch: Stretch) -> list[str]:
 
 
 def _stuck_rows(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
-    """Judge rows of the embedding whose tokens occur as inputs, and columns of the head."""
+    """Judge rows of embedding and learned positions that occur as inputs, and columns of the head."""
     old, new, verdicts = stretch.before.params, stretch.after.params, []
-    tables: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
-        "embed.w": (lambda x: x, "rows"),
-        "head.w": (np.transpose, "columns"),
+    tables: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str, str]] = {
+        "embed.w": (lambda x: x, "rows", "token"),
+        "positions.w": (lambda x: x, "rows", "position"),
+        "head.w": (np.transpose, "columns", "token"),
     }
-    for name, (rows, what) in tables.items():
+    for name, (rows, what, of) in tables.items():
         if name not in new or declared_frozen(evidence, name):
             continue
         distance = movements(rows(old[name]), rows(new[name]), decays=True)
-        times = _count_tokens(evidence, stretch, len(distance), targets=name == "head.w")
+        count = _count_tokens if of == "token" else _count_positions
+        times = count(evidence, stretch, len(distance), targets=name == "head.w")
         judged = times >= OCCURRENCES
         if judged.sum() < 2 or distance[judged].max() <= SLOW * stretch.rounding:
             continue
-        tokens = np.flatnonzero(judged & (distance <= stretch.rounding))
-        if len(tokens):
+        still = np.flatnonzero(judged & (distance <= stretch.rounding))
+        if len(still):
             part = name.replace(".", "/")
-            names = [f"{part}[token {token}]" for token in tokens]
-            more = f"; {len(tokens)} of the {judged.sum()} {what} whose token occurs {OCCURRENCES} times or more"
+            names = [f"{part}[{of} {number}]" for number in still]
+            more = f"; {len(still)} of the {judged.sum()} {what} whose {of} occurs {OCCURRENCES} times or more"
             verdicts.append(_stuck(stretch, "rows_stuck", names, f"let the update reach all {what} of {part}", more))
     return verdicts
+
+
+def _count_positions(evidence: Evidence, stretch: Stretch, rows: int, targets: bool) -> np.ndarray:
+    """How often each position occurs between two saved steps: in each row of each batch; zeros where that varies."""
+    v = evidence.values
+    if v["schedule.seq_start"] or v["data.documents"] == "mask" or targets:
+        return np.zeros(rows, np.int64)
+    steps = stretch.after.accepted - stretch.before.accepted
+    return np.full(rows, steps * int(v["train.global_batch"]), np.int64)
 
 
 def _count_tokens(evidence: Evidence, stretch: Stretch, rows: int, targets: bool) -> np.ndarray:

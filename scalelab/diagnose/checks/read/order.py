@@ -15,13 +15,15 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
 
 ORDER = "order against a shuffled null"
 SAME_PLACES = 0.5  # share of windows at the same place in two epochs; of shuffled ones 1 / windows
+IN_AN_EPOCH = "windows read twice or never in an epoch"
+CHANCE = 5.0  # standard deviations
 CHECKED = 64  # steps whose size is held to the config's closed form
 
 
 def judge_order(evidence: Evidence, stretch: Stretch) -> Findings:
     """Judge the order of a stretch that was read again, within an epoch and from one to the next, and steps' sizes."""
     places = _places(stretch)
-    return [*_order(evidence, stretch), *_read_twice(places), *_same_order(places), *_sizes(evidence, stretch)]
+    return [*_order(evidence, stretch), *judge_repeats(places), *_same_order(places), *_sizes(evidence, stretch)]
 
 
 def _order(evidence: Evidence, stretch: Stretch) -> Findings:
@@ -61,11 +63,26 @@ def _order(evidence: Evidence, stretch: Stretch) -> Findings:
 
 
 class Places(NamedTuple):
-    """Windows of one source as they were read [n]: their epochs, their places within it, and their numbers."""
+    """Windows of one source as they were read [n]: their epochs, their places within it, their numbers; and how many
+    windows an epoch has.
+    """
 
     epoch: np.ndarray
     place: np.ndarray
     number: np.ndarray
+    n_windows: int
+
+    def count_repeats(self) -> int:
+        """Windows that were read before in their epoch."""
+        return len(self.number) - len(np.unique(np.stack([self.epoch, self.number]), axis=1).T)
+
+    def expected_repeats(self) -> tuple[float, float]:
+        """(mean, variance) of `count_repeats` if each window were drawn from all of the epoch: of the boxes that n balls
+        leave empty (Feller 1968, IV.2).
+        """
+        n, size = np.unique(self.epoch, return_counts=True)[1].astype(float), float(max(self.n_windows, 1))
+        one, two = (1 - 1 / size) ** n, max(1 - 2 / size, 0.0) ** n
+        return float(np.sum(n - size * (1 - one))), float(np.sum(size * (size - 1) * two + size * one - (size * one) ** 2))
 
 
 def _places(stretch: Stretch) -> list[Places]:
@@ -81,16 +98,25 @@ def _places(stretch: Stretch) -> list[Places]:
         for i, name in enumerate(names):
             mine = numbers[source == i]
             seen[name].append((*np.divmod(before[name] + np.arange(len(mine)), max(epochs[name], 1)), mine))
-    return [Places(*map(np.concatenate, zip(*parts, strict=True))) for parts in seen.values()]
+    return [
+        Places(*map(np.concatenate, zip(*parts, strict=True)), n_windows=epochs[name]) for name, parts in seen.items()
+    ]
 
 
-def _read_twice(sources: Sequence[Places]) -> Findings:
-    """Judge windows that are due twice within one epoch of their source, so that others are due never."""
-    total = sum(len(each.number) for each in sources)
-    twice = total - sum(len(np.unique(np.stack([each.epoch, each.number]), axis=1).T) for each in sources)
+def judge_repeats(sources: Sequence[Places]) -> Findings:
+    """Judge windows that are due twice within one epoch of their source, so that others are due never.
+
+    Drawn with replacement, as some do on purpose, they repeat as often as chance has it: no more, no less.
+    """
+    total, twice = (sum(each) for each in zip(*((len(s.number), s.count_repeats()) for s in sources), strict=True))
     if not twice:
-        return [Judged("windows read twice or never in an epoch")]
+        return [Judged(IN_AN_EPOCH)]
+    mean, variance = (sum(each) for each in zip(*(s.expected_repeats() for s in sources), strict=True))
+    sigmas = abs(twice - mean) / max(variance, 1.0) ** 0.5
+    if sigmas <= CHANCE:
+        return [Judged(f"{IN_AN_EPOCH}: {twice} of {total}, as many as draws with replacement give")]
     text = f"{twice} of {total} windows read were read before in the same epoch, while others of it come never"
+    text += f" (drawn by chance from all {sum(s.n_windows for s in sources)} it were {mean:.3g})"
     knob = "give each window of an epoch one place: a permutation, not draws"
     confirm = "data/batches/order.py"
     return [make_verdict("repeated_batches", "test", np.inf, text, knob, confirm)]

@@ -194,8 +194,8 @@ def _lost_targets(evidence: Evidence, each: Compared) -> Findings:
     if not wrong.any():
         return []
     i = int(np.flatnonzero(wrong)[0])
-    text = f"the loss of step {steps[i]} is taken over {targets[i]:,.0f} tokens, its batch has {each.due.targets[i]:,}"
-    text += f" to predict; so in {wrong.sum()} of {known.sum()} steps"
+    text = f"the loss of step {steps[i]} is taken over {targets[i]:,.0f} targets, its batch has {each.due.targets[i]:,}"
+    text += f"; so in {wrong.sum()} of {known.sum()} steps"
     span = int(steps[wrong][0]), int(steps[wrong][-1])
     return [_verdict("tokens_lost", text, "which targets the step masks", span)]
 

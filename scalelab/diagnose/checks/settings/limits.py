@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes.leaves.saved import read_saved_steps
 from scalelab.diagnose.verdict import Findings, Verdict, asks, make_verdict
 
 FLOOR = 0.2  # nats that the loss can't fall below, from a cap of the logits; Gemma 2's 30 leaves 1e-21
 LEAST_WEIGHT = 0.2  # of attention on one token, that capped logits still allow; Gemma 2's 50 allows all
 LONG_WARMUP = 0.6  # share of the run
+TABLE = "embed.w"
 TURNS = 0.5  # of the longest wavelength of RoPE over the sequence, below which places repeat
 CONFIRM = "a closed form; scalelab train … with it, and compare the losses"
 
@@ -55,12 +57,38 @@ def _attention_cap(evidence: Evidence) -> list[Verdict]:
 
 
 def _norm_eps(evidence: Evidence) -> list[Verdict]:
-    rms, eps = evidence.layer_series("residual_rms").finite(), float(evidence.values["model.norm_eps"])
-    square = float(np.median(np.square(rms.values))) if len(rms.steps) else 0.0
-    if not 0 < square < eps:
+    eps, squares = float(evidence.values["model.norm_eps"]), _squares_read(evidence)
+    what = min(squares, key=lambda name: squares[name], default="")
+    if not what or not 0 < squares[what] < eps:
         return []
-    text = f"model.norm_eps={eps:g} is above the mean square of the residual stream, {square:.2g}: the norms hardly "
-    return _verdict(eps / square, f"{text}normalize", "model.norm_eps=1e-6")
+    text = f"model.norm_eps={eps:g} is above the mean square of {what}, {squares[what]:.2g}: the norm that reads it hardly "
+    return _verdict(eps / squares[what], f"{text}normalizes", "model.norm_eps=1e-6")
+
+
+def _squares_read(evidence: Evidence) -> dict[str, float]:
+    """Mean squares of what norms read: of the stream after each block, of the embedding; over measures and saves.
+
+    The last stream is read by the final norm; the others by norms before branches, where the block has these.
+    """
+    v, rms = evidence.values, evidence.layer_series("residual_rms").finite()
+    squares = np.median(np.square(rms.values), axis=0) if len(rms.steps) else np.zeros(0)
+    has_norms = v["model.norm_place"] != "after" and ":" not in str(v["model.block"])
+    layers = range(len(squares)) if has_norms else range(len(squares))[-1:]
+    read = {f"the residual stream after block {layer}": float(squares[layer]) for layer in layers}
+    tables = [step.params[TABLE] for step in read_saved_steps(evidence)[0] if TABLE in step.params] if has_norms else []
+    if tables and v["model.position"] != "learned":
+        read["the embedding"] = float(np.median([_square_of_rows(evidence, table) for table in tables]))
+    return read
+
+
+def _square_of_rows(evidence: Evidence, table: np.ndarray) -> float:
+    """Mean square of an embedding's rows, by how often their tokens occur, where the data are known."""
+    squares, weights = np.mean(np.square(table, dtype=np.float64), axis=1), None
+    if evidence.data is not None:
+        tokens = evidence.data.windows
+        counts = np.bincount(tokens[(tokens >= 0) & (tokens < len(table))].ravel(), minlength=len(table))
+        weights = counts if counts.sum() else None
+    return float(np.average(squares, weights=weights))
 
 
 def _wavelengths(evidence: Evidence) -> list[Verdict]:

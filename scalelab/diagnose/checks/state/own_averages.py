@@ -17,6 +17,7 @@ UNEVEN = 100.0  # times the median parameter's update; Muon's on a matrix of 102
 IDLE = 0.2  # share of steps without an update
 SHRUNK = 0.5  # share of the update that is left at 100 times eps, where 0.99 should be
 WORDS = {1: "gradients", 2: "squares of gradients"}
+BETAS = ((1, "optim.beta1"), (2, "optim.beta2"))  # power of the gradient, and what its average is declared by
 CONFIRM = "measured on the optimizer itself: one gradient, and then none"
 
 
@@ -35,8 +36,8 @@ class Kept(NamedTuple):
 
     @property
     def is_average(self) -> bool:
-        """Whether it takes 1 - decay of each gradient."""
-        return abs(self.share / (1 - self.decay) - 1) < WHOLE
+        """Whether it takes 1 - decay of each gradient, and keeps something of those before."""
+        return abs(self.share / (1 - self.decay) - 1) < WHOLE and self.decay > 0
 
 
 @asks("what the optimizer keeps of gradients, and its updates under constant ones")
@@ -49,7 +50,7 @@ def check_own_averages(evidence: Evidence) -> Findings | None:
         return [Gap("moments_wrong", f"what {name} makes of gradients was not measured", "--live")]
     prefix = "kept/"
     kept = [Kept(k.removeprefix(prefix), *x) for k, x in evidence.probes.items() if k.startswith(prefix)]
-    averages = _mixed(name, kept) or _undeclared(evidence, name, kept)
+    averages = _mixed(name, kept) or _forgotten(evidence, name, kept) or _undeclared(evidence, name, kept)
     return [*(averages or _answers(evidence, name, kept)), *_uneven(evidence, name)]
 
 
@@ -77,11 +78,28 @@ def _mixed(name: str, kept: Sequence[Kept]) -> list[Verdict]:
     return _verdict("moments_wrong", 1 / WHOLE, text, knob)
 
 
+def _forgotten(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:
+    """Judge an array that takes 1 - beta of each gradient, as the average by a declared beta does, and keeps another
+    share than beta of those before.
+    """
+    for k, key in ((k, key) for k in kept for power, key in BETAS if k.power == power):
+        beta = float(evidence.values[key] or 0.0)
+        takes = 0 < beta < 1 and abs(k.share / (1 - beta) - 1) < WHOLE
+        if not takes or k.is_average or abs(k.decay - beta) < CLOSE:
+            continue
+        text = f"{name} puts {k.share:.3g} of the {WORDS[k.power]} into {k.name}, the 1 - beta of {key}={beta:g}, and "
+        text += f"keeps {k.decay:.3g} of what stood there" if k.decay else "keeps nothing of those before: it is made anew"
+        text += f", not {beta:g}: that is no average, and its updates have another memory"
+        knob = f"keep {key} times the old {k.name} in {name.partition(':')[2]}"
+        return _verdict("moments_wrong", abs(k.decay - beta) / CLOSE, text, knob)
+    return []
+
+
 def _undeclared(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:
     """Judge a declared beta that no average of its kind decays by; of other optimizers a beta means something else."""
     if not _is_adam(kept):
         return []
-    for power, key in ((1, "optim.beta1"), (2, "optim.beta2")):
+    for power, key in BETAS:
         declared, same = evidence.values[key], [k for k in kept if k.power == power and k.is_average]
         if not declared or not same or any(abs(k.decay - declared) < CLOSE * max(1 - declared, 0.1) for k in same):
             continue

@@ -109,12 +109,12 @@ def _answers(subject: Subject, run: Callable[[float, float], Any]) -> dict[str, 
 
 
 def describe_answer(once: np.ndarray, doubled: np.ndarray) -> tuple[int, float, float] | None:
-    """(power, decay, share at first) of an array's course [STEPS + 1] after one gradient of 1; None if it is neither an
-    average nor a sum of the gradient, or of its square.
+    """(power, decay, share at first) of an array's course [STEPS + 1] after one gradient of 1; None if it is no geometric
+    course of the gradient, or of its square. The decay is 0 where nothing is left after one step.
     """
-    if not (np.isfinite(once).all() and np.isfinite(doubled).all() and np.all(once > 0) and doubled[0] > 0):
+    if not (np.isfinite(once).all() and np.isfinite(doubled).all() and once[0] > 0 and doubled[0] > 0):
         return None
-    power, left = float(np.log2(doubled[0] / once[0])), once[1:] / once[:-1]
+    power, left = float(np.log2(doubled[0] / once[0])), once[1:] / np.where(once[:-1] > 0, once[:-1], 1.0)
     if round(power) not in (1, 2) or abs(power - round(power)) > 0.01 or np.ptp(left) > STEADY:
         return None
     decay = float(np.median(left))

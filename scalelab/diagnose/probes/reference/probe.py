@@ -108,6 +108,8 @@ def compare_with_reference(subject: Subject) -> Comparison:
     result = Comparison(
         subject.step, sides=sides, user_code=user_code, layers_updated=not trained.gradient, rounded=rounded
     )
+    if sides.tokens.over > 1 and (fault := _left_out(question, sides)):
+        return result._replace(fault=fault)
     if sides.tokens.over > 1:
         run = make_forward(question.written, question.params, question.variables, question.reading)
         limit = sides.tokens.limit
@@ -118,6 +120,19 @@ def compare_with_reference(subject: Subject) -> Comparison:
         return result._replace(fault=_gradient_fault(subject, question, sides, rounded))
     own, own_refused = _under_own_policy(subject, question, exact)
     return result._replace(own=own, own_refused=own_refused)
+
+
+def _left_out(question: Question, sides: Sides) -> tuple[str, str, str] | None:
+    """(cause, what, mend) where the program differs in nothing but targets that it does not count."""
+    targets, trained, exact = question.reading.targets, sides.trained.token_nll, sides.exact.token_nll
+    left = (targets >= 0) & (trained == 0) & (exact != 0)
+    if not left.any() or np.linalg.norm(np.where(left, 0.0, trained - exact)) > sides.tokens.limit:
+        return None
+    ids = np.unique(targets[left])
+    what = f"{left.sum()} of {sides.exact.counted} targets left out"
+    if len(ids) == 1 and left.sum() == np.sum(targets == ids[0]):
+        what += f", all that are token {ids[0]}"
+    return "code_targets", what, "leave out padding alone: each token that stands in a document is a target"
 
 
 def _sides(trained: Answer, exact: Answer, rounded: Answer, share: float = compare.SHARE) -> Sides:
@@ -159,7 +174,20 @@ def _gradient_fault(subject: Subject, question: Question, sides: Sides, rounded:
         without = dataclasses.replace(question.written, term=None)
         if equal(evaluate(without, *question[1:])):
             return "code_loss_term", "the gradient lacks train.loss", "add train.loss to what is differentiated"
-    return None
+    return _between_micro_batches(subject, sides, rounded) if k > 1 and sides.differing else None
+
+
+def _between_micro_batches(subject: Subject, sides: Sides, rounded: Answer) -> tuple[str, str, str] | None:
+    """Whether the program is right on one batch, and wrong where it adds up micro-batches."""
+    static, state = exact_precision(subject)
+    whole = trained_answer(dataclasses.replace(static, accumulate=1), state, subject)
+    if static.batch_ramp or any(d.over > 1 for d in gradient_differences(whole, sides.exact, rounded).values()):
+        return None
+    off = max(sides.differing.values(), key=lambda d: d.over)
+    what = f"the gradient of {static.accumulate} micro-batches is off by {off.size / max(off.exact, 1e-300):.3g} of a "
+    what += "parameter's norm, that of the same rows as one batch is right: what is added up is changed between them"
+    mend = "what is done to gradients between micro-batches (a clip, a factor): they are added up, and divided once"
+    return "code_gradient", what, mend
 
 
 def common_factor(sides: Sides) -> float | None:
