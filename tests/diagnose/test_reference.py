@@ -20,7 +20,7 @@ from scalelab.diagnose.probes.model import probe_mask, probe_term
 from scalelab.diagnose.probes.reference.probe import probe_reference
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.model import layers
-from scalelab.model.attention import attention
+from scalelab.model.attention import attention, documents
 from scalelab.model.attention.positions import rotary
 from scalelab.train.single import train_single
 from scalelab.train.step import gradients, step
@@ -159,6 +159,25 @@ def values_without_gradient():
     return forked(attention, "Attention", stop)
 
 
+def older_count_half():
+    """A sum over micro-batches in which what was added before is halved each time."""
+    old = "jax.tree.map(jnp.add, carry[1], grads)"
+    return forked(gradients, "_gradients", {old: "jax.tree.map(lambda a, b: 0.5 * a + b, carry[1], grads)"})
+
+
+def first_is_reported():
+    """A loss in the log that is that of the first micro-batch."""
+    first = "jnp.where(carry[0].nll == 0, static.accumulate * sums.nll, carry[0].nll)"
+    edit = {"total = add_sums(carry[0], sums)": f"total = add_sums(carry[0], sums)._replace(nll={first})"}
+    return forked(gradients, "_gradients", edit)
+
+
+def without_a_token():
+    right = documents.prediction_targets
+    left_out = lambda tokens, ends: jnp.where(right(tokens, ends) == 5, -1, right(tokens, ends))  # noqa: E731
+    return forks.replaced(documents, "prediction_targets", left_out)
+
+
 FORKS = {
     "RoPE in bf16": (rope_in_bf16, {}, "code_rope_precision", "compute RoPE in fp32"),
     "1/d": (scale_of_one_over_d, {}, "code_scale", "scale attention's products by 0.5"),
@@ -166,6 +185,9 @@ FORKS = {
     "documents": (forks.sees_other_documents, MASKED, "code_segments", "mask attention by document"),
     "means": (mean_of_means, MASKED | {"train__accumulate": 2}, "code_micro_batch_weights", "divide the sum"),
     "no 1/K": (forks.no_division_by_k, {"train__accumulate": 2}, "missing_1_over_K", "divide by all"),
+    "between micro-batches": (older_count_half, {"train__accumulate": 2}, "code_gradient", "what is done to gradients be"),
+    "a reported loss": (first_is_reported, {"train__accumulate": 2}, "train_loss_wrong", "what the step reports"),
+    "targets left out": (without_a_token, {}, "code_targets", "leave out padding alone"),
     "another gate": (gate_of_gelu, {}, "code_differs", "the MLP of layer 1"),
 }  # fmt: skip
 
@@ -181,6 +203,16 @@ def test_a_fork_is_named_with_its_place(name):
         verdict,
         comparison.part,
     )
+
+
+def test_micro_batches_that_are_added_up_and_those_that_are_changed_between_are_told_apart():
+    def causes(ratio, k=4.0):
+        probes = {"step": 0, "accumulate": k, "accumulated_ratio": ratio}
+        found = check_model(dataclasses.replace(healthy(), probes=probes))
+        return [each.cause for each in found if isinstance(each, Verdict)]
+
+    assert causes(4.0) == causes(0.25) == ["missing_1_over_K"]
+    assert causes(0.7) == causes(0.19) == ["code_gradient"] and causes(1.0) == []
 
 
 @pytest.mark.slow

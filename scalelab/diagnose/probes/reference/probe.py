@@ -154,8 +154,8 @@ def _gradient_fault(subject: Subject, question: Question, sides: Sides, rounded:
     if trained.counted != exact.counted:
         what = f"the step counts {trained.counted} predicted tokens, the batch has {exact.counted}"
         return "code_targets", what, "count each target that is not padding once"
-    if not sides.leaves:
-        return None
+    if not sides.differing:
+        return None  # the gradient is right, what is reported is not
 
     def equal(other: Answer) -> bool:
         return all(d.over <= 1 for d in gradient_differences(trained, other, _shifted(rounded, exact, other)).values())
@@ -174,7 +174,7 @@ def _gradient_fault(subject: Subject, question: Question, sides: Sides, rounded:
         without = dataclasses.replace(question.written, term=None)
         if equal(evaluate(without, *question[1:])):
             return "code_loss_term", "the gradient lacks train.loss", "add train.loss to what is differentiated"
-    return _between_micro_batches(subject, sides, rounded) if k > 1 and sides.differing else None
+    return _between_micro_batches(subject, sides, rounded) if k > 1 else None
 
 
 def _between_micro_batches(subject: Subject, sides: Sides, rounded: Answer) -> tuple[str, str, str] | None:
