@@ -16,7 +16,7 @@ from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.diagnose.checks.code.live import check_model
 from scalelab.diagnose.checks.code.reference import check_reference
-from scalelab.diagnose.probes.model import probe_mask, probe_term
+from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_term
 from scalelab.diagnose.probes.reference.probe import probe_reference
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.model import layers
@@ -245,6 +245,15 @@ def test_own_code_keeps_sequences_apart_and_gives_means():
     for probes, cause in ((measured, "batch_leak"), (repeated, "code_scale")):
         evidence = dataclasses.replace(healthy(), probes=probes | {"step": 0})
         assert [each.cause for each in check_model(evidence) if isinstance(each, Verdict)] == [cause]
+
+
+@pytest.mark.full
+def test_a_block_that_normalizes_or_scales_the_stream_has_its_norms():
+    def growth(name):
+        return probe_norms(make_subject(model__block=f"tests.diagnose.own_code:{name}"))["branch_scaling"]
+
+    assert growth("norms_of_sums") < 2.5 and growth("half_a_stream") < 2.5, "8 without a norm"
+    assert growth("without_a_norm") > 8
 
 
 @pytest.mark.full

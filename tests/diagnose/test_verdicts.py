@@ -79,7 +79,7 @@ def test_a_rate_that_only_the_first_steps_can_t_take_lacks_a_warm_up():
 
 
 def test_large_logits_whose_attention_is_spread_are_none():
-    high = doctor_layers(healthy(), "attention_logit_max", lambda s, x: [9.0, 60.0])
+    high = doctor_layers(healthy(), "attention_logit_max", lambda s, x: [9.0, 120.0])
     for entropy, named in ((0.2, []), (0.05, ["attention_logits"])):
         size = math.log(high.values["model.seq_len"])
         layers = [row | {"attention_entropy": [0.8 * size, entropy * size]} for row in high.layers]

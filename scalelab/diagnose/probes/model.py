@@ -88,20 +88,23 @@ def probe_norms(subject: Subject) -> dict[str, float]:
     """`branch_scaling`: by how much a block's own addition grows when its input is 8 times as large; 1 behind a norm.
 
     Of several stacks the first block of that which grows most. Linear without a norm: 8; quadratic (a gated MLP): 64.
+    A block may also scale or normalize the stream itself: what lies along its input is no addition, and of what grows
+    with the input and what grows beside it the smaller counts.
     """
     shape, params = subject.static.model, subject.weights
     tokens_BS = jnp.maximum(documents.visible_tokens(subject.tokens[:2, :-1]), 0).astype(jnp.int32)
     x_BSD = transformer.embed_tokens(shape, params, tokens_BS, FP32)
     unit_BSD = x_BSD / jnp.sqrt(jnp.mean(jnp.square(x_BSD)))
 
+    def beside(y_BSD: jax.Array) -> jax.Array:
+        return optax.tree.norm(y_BSD - jnp.mean(y_BSD * unit_BSD) * unit_BSD)
+
     def growth(stack: Stack) -> float:
         block, kind = jax.tree.map(lambda leaf: leaf[0], params[stack.name]), of_one_kind(shape, stack)
         flags = select_layers(all_layer_flags(shape), stack.first)
-
-        @jax.jit
-        def branch(x_BSD: jax.Array) -> jax.Array:
-            return optax.tree.norm(transformer.apply_block(kind, block, x_BSD, FP32, flags)[0] - x_BSD)
-
-        return float(branch(8.0 * unit_BSD) / branch(unit_BSD))
+        apply = jax.jit(lambda x_BSD: transformer.apply_block(kind, block, x_BSD, FP32, flags)[0])
+        once_BSD, large_BSD = apply(unit_BSD), apply(8.0 * unit_BSD)
+        added = optax.tree.norm(large_BSD - 8.0 * unit_BSD) / optax.tree.norm(once_BSD - unit_BSD)
+        return float(jnp.minimum(added, 1.0 + beside(large_BSD - once_BSD) / beside(once_BSD)))
 
     return {"branch_scaling": max(map(growth, stacks(shape)))}

@@ -10,7 +10,9 @@ FIRST_LOSS_ABOVE = 1.0  # nats above ln V at the first step (stability.md 4); he
 BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the first; healthy inits: at most 1.6
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
 MOVED = 0.3  # sum of update/weight norms before the first measure, above which that no longer shows the initialisation
-HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
+# Attention logits: those up to 100 are left as they are by QK-Clip (Kimi K2, 2025, sec. 2.1), and healthy runs here reach
+# 80; Wortsman et al. 2023 see divergence from 1e4.
+HIGH_LOGIT = 100.0
 LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as where far positions get a large bias
 SURE_LOGIT = 1e4  # judged whatever the entropy, which is a mean over heads and queries
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
