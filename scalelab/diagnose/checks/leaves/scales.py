@@ -13,6 +13,7 @@ MOVED = 0.3  # sum of update/weight norms before the first measure, above which 
 # Attention logits: those up to 100 are left as they are by QK-Clip (Kimi K2, 2025, sec. 2.1), and healthy runs here reach
 # 80; Wortsman et al. 2023 see divergence from 1e4.
 HIGH_LOGIT = 100.0
+STANDING_LOGIT = 200.0  # the same of logits that training has brought there, and that rise no more
 LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as where far positions get a large bias
 SURE_LOGIT = 1e4  # judged whatever the entropy, which is a mean over heads and queries
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
@@ -109,7 +110,9 @@ def check_attention(evidence: Evidence) -> Findings | None:
         anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
         return [Gap("attention_logits", NO_LAYERS, LAYERS_KEY, anyway)]
     largest, layer = logits.values.max(axis=1), int(np.argmax(logits.values.max(axis=0)))
-    high = largest > HIGH_LOGIT
+    stands = largest[0] <= HIGH_LOGIT and largest[-1] < RISES * largest[len(largest) // 2]
+    limit = STANDING_LOGIT if stands else HIGH_LOGIT
+    high = largest > limit
     if evidence.values["model.qk_norm"]:
         return None
     if high.sum() < min(2, len(high)):
@@ -119,13 +122,13 @@ def check_attention(evidence: Evidence) -> Findings | None:
     if lowest >= LOW_ENTROPY and largest.max() < SURE_LOGIT:
         return []
     steps = logits.steps[high]
-    text = f"the largest attention logit is {largest.max():.3g} (layer {layer}), above {HIGH_LOGIT:.0f} from step "
+    text = f"the largest attention logit is {largest.max():.3g} (layer {layer}), above {limit:.0f} from step "
     text += f"{steps[0]} on"
     if len(entropy.steps):
         text += f"; the lowest attention entropy is {lowest:.2g} of ln S"
     knob = "model.qk_norm=true, or a lower LR"
     confirm = "scalelab train … --config.model.qk_norm=true, and compare the curves"
-    over, ends = float(largest.max()) / HIGH_LOGIT, (int(steps[0]), int(steps[-1]))
+    over, ends = float(largest.max()) / limit, (int(steps[0]), int(steps[-1]))
     return [make_verdict("attention_logits", "symptom", over, text, knob, confirm, ends)]
 
 
