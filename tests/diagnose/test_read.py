@@ -255,7 +255,9 @@ def test_an_order_that_is_not_a_shuffle_is_a_cause(fork, cause, words, tmp_path,
 
 def places(numbers, n_windows, epoch=None):
     numbers = np.asarray(numbers)
-    return order.Places(np.zeros(len(numbers), int) if epoch is None else epoch, np.arange(len(numbers)), numbers, n_windows)
+    return order.Places(
+        np.zeros(len(numbers), int) if epoch is None else epoch, np.arange(len(numbers)), numbers, n_windows
+    )
 
 
 def test_windows_drawn_with_replacement_repeat_as_often_as_chance_has_it_and_others_are_named():
@@ -263,7 +265,9 @@ def test_windows_drawn_with_replacement_repeat_as_often_as_chance_has_it_and_oth
     rng, n, size = np.random.default_rng(0), 1280, 4000
     draws = [places(rng.integers(0, size, n), size) for _ in range(400)]
     repeats, (mean, variance) = np.array([each.count_repeats() for each in draws]), draws[0].expected_repeats()
-    assert abs(repeats.mean() - mean) < 4 * (variance / 400) ** 0.5 and repeats.var() == pytest.approx(variance, rel=0.3)
+    assert abs(repeats.mean() - mean) < 4 * (variance / 400) ** 0.5 and repeats.var() == pytest.approx(
+        variance, rel=0.3
+    )
     epochs = np.arange(3 * size) // size
     permuted = np.concatenate([rng.permutation(size) for _ in range(3)])
     for sound in (draws[0], places(permuted, size, epochs), places(rng.integers(0, size, 3 * size), size, epochs)):

@@ -185,7 +185,7 @@ FORKS = {
     "documents": (forks.sees_other_documents, MASKED, "code_segments", "mask attention by document"),
     "means": (mean_of_means, MASKED | {"train__accumulate": 2}, "code_micro_batch_weights", "divide the sum"),
     "no 1/K": (forks.no_division_by_k, {"train__accumulate": 2}, "missing_1_over_K", "divide by all"),
-    "between micro-batches": (older_count_half, {"train__accumulate": 2}, "code_gradient", "what is done to gradients be"),
+    "between micro-batches": (older_count_half, {"train__accumulate": 2}, "code_gradient", "what is done to"),
     "a reported loss": (first_is_reported, {"train__accumulate": 2}, "train_loss_wrong", "what the step reports"),
     "targets left out": (without_a_token, {}, "code_targets", "leave out padding alone"),
     "another gate": (gate_of_gelu, {}, "code_differs", "the MLP of layer 1"),

@@ -10,8 +10,8 @@ FIRST_LOSS_ABOVE = 1.0  # nats above ln V at the first step (stability.md 4); he
 BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the first; healthy inits: at most 1.6
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
 MOVED = 0.3  # sum of update/weight norms before the first measure, above which that no longer shows the initialisation
-# Attention logits: those up to 100 are left as they are by QK-Clip (Kimi K2, 2025, sec. 2.1), and healthy runs here reach
-# 80; Wortsman et al. 2023 see divergence from 1e4.
+# Attention logits: those up to 100 are left as they are by QK-Clip (Kimi K2, 2025, sec. 2.1), and healthy runs here
+# reach 80; Wortsman et al. 2023 see divergence from 1e4.
 HIGH_LOGIT = 100.0
 STANDING_LOGIT = 200.0  # the same of logits that training has brought there, and that rise no more
 LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as where far positions get a large bias

@@ -77,12 +77,14 @@ class Places(NamedTuple):
         return len(self.number) - len(np.unique(np.stack([self.epoch, self.number]), axis=1).T)
 
     def expected_repeats(self) -> tuple[float, float]:
-        """(mean, variance) of `count_repeats` if each window were drawn from all of the epoch: of the boxes that n balls
-        leave empty (Feller 1968, IV.2).
+        """(mean, variance) of `count_repeats` if each window were drawn from all of the epoch: of the boxes that n
+        balls leave empty (Feller 1968, IV.2).
         """
         n, size = np.unique(self.epoch, return_counts=True)[1].astype(float), float(max(self.n_windows, 1))
         one, two = (1 - 1 / size) ** n, max(1 - 2 / size, 0.0) ** n
-        return float(np.sum(n - size * (1 - one))), float(np.sum(size * (size - 1) * two + size * one - (size * one) ** 2))
+        return float(np.sum(n - size * (1 - one))), float(
+            np.sum(size * (size - 1) * two + size * one - (size * one) ** 2)
+        )
 
 
 def _places(stretch: Stretch) -> list[Places]:

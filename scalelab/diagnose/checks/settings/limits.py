@@ -61,8 +61,8 @@ def _norm_eps(evidence: Evidence) -> list[Verdict]:
     what = min(squares, key=lambda name: squares[name], default="")
     if not what or not 0 < squares[what] < eps:
         return []
-    text = f"model.norm_eps={eps:g} is above the mean square of {what}, {squares[what]:.2g}: the norm that reads it hardly "
-    return _verdict(eps / squares[what], f"{text}normalizes", "model.norm_eps=1e-6")
+    text = f"model.norm_eps={eps:g} is above the mean square of {what}, {squares[what]:.2g}: the norm that reads it "
+    return _verdict(eps / squares[what], f"{text}hardly normalizes", "model.norm_eps=1e-6")
 
 
 def _squares_read(evidence: Evidence) -> dict[str, float]:

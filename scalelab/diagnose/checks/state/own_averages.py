@@ -88,7 +88,9 @@ def _forgotten(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verd
         if not takes or k.is_average or abs(k.decay - beta) < CLOSE:
             continue
         text = f"{name} puts {k.share:.3g} of the {WORDS[k.power]} into {k.name}, the 1 - beta of {key}={beta:g}, and "
-        text += f"keeps {k.decay:.3g} of what stood there" if k.decay else "keeps nothing of those before: it is made anew"
+        text += (
+            f"keeps {k.decay:.3g} of what stood there" if k.decay else "keeps nothing of those before: it is made anew"
+        )
         text += f", not {beta:g}: that is no average, and its updates have another memory"
         knob = f"keep {key} times the old {k.name} in {name.partition(':')[2]}"
         return _verdict("moments_wrong", abs(k.decay - beta) / CLOSE, text, knob)

@@ -109,8 +109,8 @@ def _answers(subject: Subject, run: Callable[[float, float], Any]) -> dict[str, 
 
 
 def describe_answer(once: np.ndarray, doubled: np.ndarray) -> tuple[int, float, float] | None:
-    """(power, decay, share at first) of an array's course [STEPS + 1] after one gradient of 1; None if it is no geometric
-    course of the gradient, or of its square. The decay is 0 where nothing is left after one step.
+    """(power, decay, share at first) of an array's course [STEPS + 1] after one gradient of 1; None if it is no
+    geometric course of the gradient, or of its square. The decay is 0 where nothing is left after one step.
     """
     if not (np.isfinite(once).all() and np.isfinite(doubled).all() and once[0] > 0 and doubled[0] > 0):
         return None
