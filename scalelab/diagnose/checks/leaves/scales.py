@@ -18,6 +18,7 @@ LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as 
 SURE_LOGIT = 1e4  # judged whatever the entropy, which is a mean over heads and queries
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
+QUARTERED = 8  # measures, from which quarters are compared
 
 
 @asks("the first loss against ln V")
@@ -110,8 +111,7 @@ def check_attention(evidence: Evidence) -> Findings | None:
         anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
         return [Gap("attention_logits", NO_LAYERS, LAYERS_KEY, anyway)]
     largest, layer = logits.values.max(axis=1), int(np.argmax(logits.values.max(axis=0)))
-    stands = largest[0] <= HIGH_LOGIT and largest[-1] < RISES * largest[len(largest) // 2]
-    limit = STANDING_LOGIT if stands else HIGH_LOGIT
+    limit = STANDING_LOGIT if largest[0] <= HIGH_LOGIT and _stands(largest) else HIGH_LOGIT
     high = largest > limit
     if evidence.values["model.qk_norm"]:
         return None
@@ -130,6 +130,12 @@ def check_attention(evidence: Evidence) -> Findings | None:
     confirm = "scalelab train … --config.model.qk_norm=true, and compare the curves"
     over, ends = float(largest.max()) / limit, (int(steps[0]), int(steps[-1]))
     return [make_verdict("attention_logits", "symptom", over, text, knob, confirm, ends)]
+
+
+def _stands(values: np.ndarray) -> bool:
+    """Whether the last quarter of a course is no higher than the one before."""
+    before, last = np.array_split(values, 4)[2:] if len(values) >= QUARTERED else (values[:1], values[-1:])
+    return bool(np.median(last) < RISES * np.median(before))
 
 
 @asks("log Z of the output")
