@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from checks.diagnosis.contract import __main__ as door
 
-HALVES = ("sixth/open",)
+HALVES = ("sixth/open", "sixth/sealed")
 
 
 def main(argv: Sequence[str]) -> int:
