@@ -139,7 +139,7 @@ def _describe_report(sides: Sides, k: int) -> str:
     text = "each token's loss and all gradients are right, but the training loss that the step reports is "
     text += f"{sides.trained.loss:.6g}, not {sides.exact.loss:.6g}: it is not the loss that is trained"
     parts = [sides.exact.token_nll[i::k] for i in range(k)]
-    means = [float(part.sum()) / max(np.count_nonzero(part), 1) for part in parts]
+    means = [float(part.sum()) / max(int(np.count_nonzero(part)), 1) for part in parts]
     same = [i for i, mean in enumerate(means) if k > 1 and abs(mean - sides.trained.loss) < SAME * mean]
     return f"{text}, but that of micro-batch {same[0] + 1} of {k} alone" if same else text
 

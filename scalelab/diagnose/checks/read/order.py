@@ -100,9 +100,8 @@ def _places(stretch: Stretch) -> list[Places]:
         for i, name in enumerate(names):
             mine = numbers[source == i]
             seen[name].append((*np.divmod(before[name] + np.arange(len(mine)), max(epochs[name], 1)), mine))
-    return [
-        Places(*map(np.concatenate, zip(*parts, strict=True)), n_windows=epochs[name]) for name, parts in seen.items()
-    ]
+    joined = {name: [np.concatenate(each) for each in zip(*parts, strict=True)] for name, parts in seen.items()}
+    return [Places(epoch, place, number, epochs[name]) for name, (epoch, place, number) in joined.items()]
 
 
 def judge_repeats(sources: Sequence[Places]) -> Findings:
