@@ -208,7 +208,7 @@ def drawn_anew(share=1.0):
 
 
 def twice_in_an_epoch():
-    return drawn_anew(0.2)
+    return drawn_anew(0.02)
 
 
 def each_pass_alike():
