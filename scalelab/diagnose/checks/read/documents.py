@@ -1,7 +1,6 @@
 """Judge documents that a run reads and is scored on: near copies, validation text in training, distributions."""
 
 import numpy as np
-from scipy.special import bdtrc
 
 from scalelab.data.shards import Split
 from scalelab.diagnose.checks.read.again.lengths import compare_splits
@@ -22,10 +21,8 @@ from scalelab.diagnose.sample import BYTES, DataSample
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
-# Share of documents with a near copy that common corpora have and that are used as they are: of validation documents
-# with one in training 0.7 to 14 %, of training documents with another 0.4 to 14 % (Lee et al. 2022, table 2).
-USUAL = 0.15
-CHANCE = 1e-3  # probability of as many copies among so few validation documents at the usual share
+SHARED = 0.05  # share of validation documents with a copy in training
+COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
 LEAST_NEAR = 4  # such documents; two long files of one corpus may well share half of their passages
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
 
@@ -67,7 +64,7 @@ def _shared(data: DataSample, train: Documents, val: Documents, nearest: Nearest
     compared = len(train.tokens) / max(sum(split.n_tokens for split in _splits(data, "train")), 1)
     copies = nearest.share >= NEAR
     share = min(1.0, float(np.mean(copies)) / compared)
-    if share <= USUAL or bdtrc(copies.sum() - 1, len(copies), USUAL * compared) > CHANCE:
+    if share <= SHARED:
         return [judged]
     at = int(np.argmax(nearest.share))
     begin, end = train.offsets[nearest.other[at]], train.offsets[nearest.other[at] + 1]
@@ -79,7 +76,7 @@ def _shared(data: DataSample, train: Documents, val: Documents, nearest: Nearest
     text += ": the validation loss measures memory"
     knob = "hold copies out together with their documents, and prepare the data again"
     confirm = "compare the validation documents with the files of the training data"
-    return [judged, make_verdict("val_in_train", "test", share / USUAL, text, knob, confirm)]
+    return [judged, make_verdict("val_in_train", "test", share / SHARED, text, knob, confirm)]
 
 
 def _tokens(documents: Documents, number: int) -> np.ndarray:
@@ -96,7 +93,7 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
         i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
     ]
     share = float(train.lengths[nearest.document[near]].sum() / max(train.lengths.sum(), 1))
-    if share <= USUAL or len(near) < LEAST_NEAR:
+    if share <= COPIES or len(near) < LEAST_NEAR:
         return [judged]
     first = near[0]
     text = f"{len(near)} of {len(nearest.share)} documents, with {share:.0%} of all tokens, are nearly another one, "
@@ -104,7 +101,7 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
     text += f"{nearest.document[first]} shares {nearest.share[first]:.0%} of its passages with {nearest.other[first]}"
     knob = "keep one of each group of near copies, and prepare the data again"
     confirm = "compare the documents named"
-    return [judged, make_verdict("near_duplicates", "test", share / USUAL, text, knob, confirm)]
+    return [judged, make_verdict("near_duplicates", "test", share / COPIES, text, knob, confirm)]
 
 
 def _distributions(data: DataSample) -> Findings:
