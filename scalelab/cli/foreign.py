@@ -42,7 +42,7 @@ def parse_fields(text: str | None) -> dict[str, str]:
 
 def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
     """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
-    text, rest, opened = options.columns, None, list[bool]()
+    text, rest, opened, given = options.columns, None, list[bool](), dict[str, str]()
     if text and is_tables and (files or any(is_logged(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
@@ -50,14 +50,21 @@ def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -
         paths = value if isinstance(value, list) else [] if value is None else [value]
         folders = [_open(path, text, files) for path in paths]
         opened += [folder is not None for folder in folders]
+        given |= {folder: os.fspath(path) for path, folder in zip(paths, folders, strict=True) if folder}
         places = [folder or path for path, folder in zip(paths, folders, strict=True)]
         setattr(options, name, places if isinstance(value, list) else places[0] if places else value)
+    options.given = given
     if not is_tables:
         if text and not any(opened):
             raise BadInput(f"--columns={text}: it is for runs that another program trained, and none is given")
         options.foreign = any(opened)
     elif opened and (all(opened) or (files and any(opened))):
         options.columns = rest
+
+
+def given_path(options: Any, run: str) -> str:
+    """The path that the user gave for a run which was opened from another program's; its own else."""
+    return next((path for folder, path in options.given.items() if run.startswith(folder)), run)
 
 
 def _split_fields(text: str) -> tuple[str | None, str | None]:
