@@ -20,7 +20,7 @@ __all__ = ["__version__", "api"]
 MOVED = ("answer", "best_settings", "fit", "load", "metrics", "plan", "runs", "sweep", "train")
 
 if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-    importlib.import_module("scalelab.hardware.fake_devices").order_collectives()
+    importlib.import_module("scalelab.hardware.fake_devices").keep_exchanges_going()
 
 
 def __getattr__(name: str) -> Any:
