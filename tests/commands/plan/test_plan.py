@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+import scalelab.api
 import scalelab.plan
 from scalelab.__main__ import main
 from scalelab.config import Layout
@@ -44,9 +45,8 @@ def test_the_keys_that_others_script_against(capsys):
     assert result["device_hours"] == pytest.approx(4 * result["steps"] * time["total"] / 3600)
     assert result["tokens_per_s"] == pytest.approx(result["batch_tokens"] / time["total"])
     assert isinstance(result["advice"], list) and "compiled" not in result
-    assert result == json.loads(
-        json.dumps(scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0).to_json())
-    )
+    from_python = scalelab.api.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0)
+    assert result == json.loads(json.dumps(from_python.to_json()))
 
 
 def test_from_python_with_whatever_stands_for_a_config_and_a_mesh():
