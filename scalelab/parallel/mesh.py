@@ -74,8 +74,8 @@ def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
     if len(set(of_slice.values())) > 1:
         numbers = " and ".join(map(str, sorted(set(of_slice.values()))))
         raise BadInput(
-            f"parallel: {len(devices)} devices lie in {len(of_slice)} slices (hosts, of GPUs) with {numbers} each; a mesh "
-            f"needs as many in each; nearest: {min(of_slice.values())} in each"
+            f"parallel: {len(devices)} devices lie in {len(of_slice)} slices (hosts, of GPUs) with {numbers} each; a "
+            f"mesh needs as many in each; nearest: {min(of_slice.values())} in each"
         )
     outer = _sizes_between_slices(sizes, len(of_slice))
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]

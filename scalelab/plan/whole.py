@@ -25,6 +25,7 @@ from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.memory.search import (
     Candidate,
     devices_that_fit,
+    fewer_devices,
     fill_mesh,
     find_refusal,
     free_fit,
@@ -188,7 +189,8 @@ def plan(
     def alternative(candidate: Candidate | None) -> Alternative | None:
         if candidate is None:
             return None
-        other = plan(candidate.config, machine, planned.devices, efficiency=efficiency, terms=terms, search=False)
+        on = candidate.static.layout.devices
+        other = plan(candidate.config, machine, on, efficiency=efficiency, terms=terms, search=False)
         return Alternative(candidate.changes, candidate.alters, other)
 
     return add_alternatives(planned, config, efficiency, alternative)
@@ -267,7 +269,10 @@ def add_alternatives(
         before = config_lib.static(config)
         planned = dataclasses.replace(planned, faster=changed_keys(before, planned.advice[0].option))
     if not planned.runs:
-        nearest = alternative(nearest_fit(config, machine, devices, efficiency, planned.layout))
+        candidate = nearest_fit(config, machine, devices, efficiency, planned.layout)
+        if candidate is None or "optim.name" in candidate.alters:
+            candidate = fewer_devices(config, machine, devices, efficiency) or candidate
+        nearest = alternative(candidate)
         fits_from = None if nearest else devices_that_fit(config, machine, devices, efficiency)
         planned = dataclasses.replace(planned, nearest=nearest, fits_from=fits_from)
     free = alternative(without_ramp(config, machine, devices, efficiency)) if devices > 1 else None

@@ -111,10 +111,13 @@ def describe_no_slices(machine: Machine, devices: int) -> str:
         if devices <= node or devices % node == 0:
             return ""
         nodes = next(n for n in range(-(-devices // node), devices + 1) if devices % n == 0)
-        return f"{devices:,} devices are not whole nodes of {node}; the trainer takes {nodes:,} nodes of {devices // nodes}"
+        equal = f"{nodes:,} nodes of {devices // nodes}"
+        return f"{devices:,} devices are not whole nodes of {node}; the trainer takes {equal}"
     slices = count_slices(machine, devices)
     if devices % slices:
-        return f"{devices:,} chips of {machine.chip.name} are not {slices} equal slices; time is that of as many in slices"
+        return (
+            f"{devices:,} chips of {machine.chip.name} are not {slices} equal slices; time is that of as many in slices"
+        )
     try:
         slice_shape(machine, devices // slices)
     except BadInput as why:

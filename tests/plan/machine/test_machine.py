@@ -110,7 +110,7 @@ def test_an_unknown_name_lists_the_known_and_how_to_describe_ones_own():
         ("4090", "did you mean 'rtx4090'"),
         ("mi300", "did you mean 'mi300x'"),
         ("h10O", "did you mean 'h100'"),
-        # v5p-128 has 128 TensorCores on 64 chips, v5litepod-256 and v6e-64 as many chips (Google Cloud TPU documentation)
+        # Google Cloud TPU documentation: v5p-128 has 128 TensorCores on 64 chips, v6e-64 has 64 chips
         ("v5p-128", "is a slice of 64 chips; nearest: --hardware=v5p --devices=64"),
         ("tpu-v5litepod-256", "nearest: --hardware=v5e --devices=256"),
         ("v6e-64", "nearest: --hardware=v6e --devices=64"),
