@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from scalelab.model.attention.fused.output import PartOutput
+from scalelab.model.attention.fused.splash_masks import causal_mask
 from scalelab.model.attention.mask import Scoring, by_window
 
 TPU_LANES = 128  # sequences and heads come in multiples of a TPU's lanes
@@ -22,8 +23,6 @@ def splash_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """Causal attention [B, S, N, H] within documents; distances are refused by `kernel_obstacle`."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
     (segment_BS, is_global), window = scoring.mask_info, scoring.window
     length = q_BSNH.shape[1]
     q_BNSH, k_BKTH, v_BKTH = _heads_first(q_BSNH * scoring.scale, k_BSKH, v_BSKH)
@@ -32,8 +31,8 @@ def splash_attention(
     def attend_with(mask: Any) -> Callable:
         return lambda: jax.vmap(_make_kernel(mask, interpret))(q_BNSH, k_BKTH, v_BKTH, _documents(segments))
 
-    whole = attend_with(masks.CausalMask((length, length)))
-    near = attend_with(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
+    whole = attend_with(causal_mask((length, length)))
+    near = attend_with(causal_mask((length, length), window)) if window else whole
     return by_window(near, whole, is_global).swapaxes(1, 2)
 
 
@@ -49,7 +48,7 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
 
     def kernel_of(q: jax.Array, k: jax.Array) -> Any:
         size = q.shape[1], k.shape[1]
-        return _make_kernel(masks.CausalMask(size) if causal else masks.FullMask(size), interpret)
+        return _make_kernel(causal_mask(size) if causal else masks.FullMask(size), interpret)
 
     def options(kernel: Any) -> Any:
         names = "mask_value is_mqa block_sizes residual_checkpoint_name mask_function attn_logits_soft_cap interpret"
