@@ -27,7 +27,7 @@ class _ByCorners:
         queries, keys = (range(size)[part] for size, part in zip(self.shape, block, strict=True))
         nearest, farthest = queries[0] - keys[-1], queries[-1] - keys[0]  # from a key to a later query
         window = getattr(self, "window_size", (self.shape[0], 0))[0] + 1
-        whole, none = 0 <= nearest and farthest < window, farthest < 0 or nearest >= window
+        whole, none = nearest >= 0 and farthest < window, farthest < 0 or nearest >= window
         if whole or none:
             return np.full((len(queries), len(keys)), whole)
         own: Any = super()
