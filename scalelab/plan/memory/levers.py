@@ -110,11 +110,12 @@ def round_batch(config: ConfigDict, devices: int) -> Changes:
     """The nearest batch that so many devices divide, for as many tokens; {} if they divide the config's own.
 
     Each device then has a multiple of a power of two, as far as the batch changes by a 32nd at most; one sequence if
-    not. Where there are more than twice as many devices as sequences, the nearest that up to SHARED of them share a
-    sequence for. A batch's warm-up goes, as its first batches need not divide either.
+    not. Where there are more devices than sequences, the nearest that up to SHARED of them share a sequence for. A
+    batch's warm-up goes, as its first batches need not divide either.
     """
     batch = config.train.global_batch
-    splits = [1] if batch >= devices / 2 else [n for n in SHARED if devices % n == 0 and batch >= devices / n / 2]
+    shared = [n for n in (1, *SHARED) if devices % n == 0 and batch >= devices / n / 2]
+    splits = [1] if batch >= devices else shared
     sizes = [_round_rows(batch, devices // n) for n in splits]
     if not sizes or batch in sizes:
         return {}
