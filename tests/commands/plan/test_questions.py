@@ -1,6 +1,6 @@
 """Questions on few or odd devices whose first answer was that nothing fits: what is printed fits, and is a command.
 
-Numbers beside them: a model's state at 16 bytes a parameter (Rajbhandari et al. 2020) against the memory of the devices.
+Numbers beside them: the state at 16 bytes a parameter (Rajbhandari et al. 2020) against the memory of the devices.
 """
 
 import json
