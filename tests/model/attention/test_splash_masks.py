@@ -9,7 +9,7 @@ from scalelab.model.attention.fused.splash_masks import causal_mask
 SHAPE, ROWS, COLUMNS = (64, 48), 8, 16
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 8, 16, 17, 40, 63, 64, 100])
+@pytest.mark.parametrize("window", [0, 1, 2, 7, 8, 10, 15, 16, 17, 18, 40, 64, 100])
 def test_every_block_is_that_of_jaxs_mask(window):
     theirs = masks.LocalMask(SHAPE, (window - 1, 0), 0) if window else masks.CausalMask(SHAPE)
     ours = causal_mask(SHAPE, window)
