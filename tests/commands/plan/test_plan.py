@@ -111,6 +111,8 @@ def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, ca
         ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
         ([TINY, "--hardware=h100", "--devices=8..x"], "e.g. --devices=8..512"),
         ([TINY, "--hardware=h100", "--devices=8..2"], "nearest: 2..8"),
+        ([TINY, "--hardware=h100", "--devices=8-64"], "a range is LOW..HIGH, in doublings; nearest: 8..64"),
+        ([TINY, "--hardware=h100", "--devices=8,16,32"], "nearest: 8..32"),
         ([TINY, "--hardware=h100", "--devices=2..4", "--mesh=fsdp=2"], "nearest: --devices=2"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=-1"], "say how many there are"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is outside [0, 3]; nearest bound: 3"),
