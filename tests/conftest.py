@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests import compiled, processes
+from tests import compiled, contexts, processes
 from tests.budget import (  # noqa: F401 (hooks)
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -56,6 +56,10 @@ hypothesis.settings.load_profile("ci")  # the same examples each time, and none 
 # what else a worker has loaded. It has no setting for this.
 providers._get_local_constants = lambda: providers._local_constants
 processes.watch_processes()
+
+
+def pytest_collection_finish():
+    contexts.share_contexts()  # jax is imported by now, if any test needs it
 
 
 @pytest.fixture(autouse=True)
