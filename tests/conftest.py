@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests import compiled, contexts, processes
+from tests import bytecode, compiled, contexts, processes
 from tests.budget import (  # noqa: F401 (hooks)
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -56,6 +56,12 @@ hypothesis.settings.load_profile("ci")  # the same examples each time, and none 
 # what else a worker has loaded. It has no setting for this.
 providers._get_local_constants = lambda: providers._local_constants
 processes.watch_processes()
+
+
+def pytest_sessionstart(session):
+    worker = getattr(session.config, "workerinput", None)  # of xdist
+    if worker is not None and worker["workercount"] > 1:
+        bytecode.write_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_finish():
