@@ -50,6 +50,7 @@ if first_process:
     # Some hundred commands import the package: all but the first find it compiled (0.25 s of CPU each).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+
 def check_descriptor(file):
     """Stand in for `os.fsync`: no test cuts the power, and a process that is killed leaves the system what it wrote.
 
