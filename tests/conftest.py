@@ -1,5 +1,6 @@
 """The environment of all tests, set before jax is imported; xdist's workers and started commands inherit it."""
 
+import contextlib
 import gc
 import importlib.metadata
 import os
@@ -71,7 +72,8 @@ processes.watch_processes()
 def pytest_sessionstart(session):
     worker = getattr(session.config, "workerinput", None)  # of xdist
     if worker is not None and worker["workercount"] > 1:
-        bytecode.write_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+        with contextlib.suppress(AttributeError, TypeError):  # pytest's own functions: another version may have none
+            bytecode.write_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 def pytest_collection_finish():
