@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         help="also write a page with the curves of both (default: compare.html)",
     )
     add_trust_option(parser)
-    add_sources(parser, ("a", "b"))
+    given = add_sources(parser, ("a", "b"))
     options = parser.parse_args(argv)
 
     comparison = api.compare(options.a, options.b)
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
         doubts = [f"{name} is damaged: {why}" for name, why in comparison["damaged"].items()]
-        sides = [f"{side.upper()} = {given_path(options, comparison[side])}" for side in ("a", "b")]
+        sides = [f"{side.upper()} = {given_path(given, comparison[side])}" for side in ("a", "b")]
         heads = [*sides, *doubts, *_sections(comparison)]
         print("\n".join([*heads, *lines]))
     emit_json(comparison, options.json)
