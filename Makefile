@@ -79,7 +79,7 @@ test-manifest: .venv/dev .venv-manifest/made  ## a minute: manifests against the
 	.venv/bin/python -m pytest tests/sweep/executors/test_manifest.py
 
 test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes checks/results/
-	.venv/bin/python -m checks.numerics.parallelism
+	.venv/bin/python -m checks.numerics.parallelism --workdir=runs/parallelism
 	.venv/bin/python -m checks.numerics.parallelism --experts=all
 
 confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and splits; writes experiments/results/

@@ -71,6 +71,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("min_lr", "final_lr", "min_lr_ratio"), ("final_share",)),
     **dict.fromkeys(("optimizer", "opt"), ("optim.name",)),
     **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler"), ("schedule.name",)),
+    **dict.fromkeys(("eval_every", "eval_interval", "eval_steps", "val_every", "val_interval"), ("eval.every_steps",)),
+    **dict.fromkeys(("save_every", "save_interval", "save_steps", "ckpt_every"), ("checkpoint.every_steps",)),
+    **dict.fromkeys(("log_every", "log_interval", "logging_steps", "print_every"), ("log.every_steps",)),
+    **dict.fromkeys(("interval", "frequency"), ("every_steps",)),
     **dict.fromkeys(("hoffmann", "hoffman"), ("chinchilla_3", "chinchilla")),
 }
 ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it
@@ -88,15 +92,20 @@ def nearest_hint(word: str, known: Iterable[str]) -> str:
 def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | None:
     """Find the known name that `word` most likely means, or None.
 
-    Tried in turn: equal but for case; equal in another group; the field's other name for it; a letter wrong; one inside
-    the other; few letters changed (`cutoff`: the smallest similarity, of 1), within its group if it names one.
+    Tried in turn: equal but for case; the one name that begins with it; equal in another group; the field's other name
+    for it; a letter wrong; one inside the other; few letters changed (`cutoff`: the smallest similarity, of 1), within
+    its group if it names one.
     """
     folded = {name.casefold(): name for name in reversed(known)}
     word = str(word).casefold()
     group, dot, last = word.rpartition(".")
     option = last.lstrip("-").replace("-", "_")
+    longer = [name for name in folded if dot and name.startswith(f"{word}_")]
+    if word not in folded and len(longer) == 1:
+        return folded[longer[0]]
     for wanted in (word, option, *OTHER_NAMES.get(option, ())):
-        same = [name for name in folded if name == wanted] or [name for name in folded if name.endswith(f".{wanted}")]
+        same = [name for name in folded if name in (wanted, group + dot + wanted)]
+        same = same or [name for name in folded if name.endswith(f".{wanted}")]
         if len(same) == 1:  # several keys of one name, or files of one ending, are ambiguous
             return folded[same[0]]
     if close := difflib.get_close_matches(word, folded, 1, ONE_SLIP):

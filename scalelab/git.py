@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 # The only place of the version: pyproject.toml and `scalelab --version` read it; records and exported weights store it.
-VERSION = "0.3.0"
+VERSION = "0.4.0"
 RepoState = dict[str, str | bool | None]  # folder, commit, dirty, diff_sha256; or folder and note
 
 GIT_TIMEOUT_S = 10.0  # limit in seconds for all git commands about one folder

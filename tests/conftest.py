@@ -1,5 +1,6 @@
 """The environment of all tests, set before jax is imported; xdist's workers and started commands inherit it."""
 
+import contextlib
 import gc
 import importlib.metadata
 import os
@@ -11,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests import compiled, processes
+from tests import bytecode, compiled, contexts, processes
 from tests.budget import (  # noqa: F401 (hooks)
     pytest_runtest_logreport,
     pytest_runtest_makereport,
@@ -50,12 +51,33 @@ if first_process:
     # Some hundred commands import the package: all but the first find it compiled (0.25 s of CPU each).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+
+def check_descriptor(file):
+    """Stand in for `os.fsync`: no test cuts the power, and a process that is killed leaves the system what it wrote.
+
+    The rooms of checkpoints and resumption call it 2,000 times, for milliseconds each in which nobody computes.
+    """
+    os.fstat(file if isinstance(file, int) else file.fileno())
+
+
+os.fsync = check_descriptor
 gc.set_threshold(20_000, 20, 20)  # tracing makes many small objects: the collector's 5 % of the time become 1
 hypothesis.settings.load_profile("ci")  # the same examples each time, and none too slow on a busy machine
 # It would parse every loaded module for constants to try: a second of CPU in each worker, and examples that depend on
 # what else a worker has loaded. It has no setting for this.
 providers._get_local_constants = lambda: providers._local_constants
 processes.watch_processes()
+
+
+def pytest_sessionstart(session):
+    worker = getattr(session.config, "workerinput", None)  # of xdist
+    if worker is not None and worker["workercount"] > 1:
+        with contextlib.suppress(AttributeError, TypeError):  # pytest's own functions: another version may have none
+            bytecode.write_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+def pytest_collection_finish():
+    contexts.share_contexts()  # jax is imported by now, if any test needs it
 
 
 @pytest.fixture(autouse=True)

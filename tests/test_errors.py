@@ -24,6 +24,10 @@ KEYS = [*default_values(), "optim", "model"]  # groups too, as `scalelab config`
         ("optim.weightdecay", "optim.weight_decay"),
         ("optim.b1", "optim.beta1"),
         ("schedule.warmup", "schedule.warmup_steps"),
+        ("train.eval_every", "eval.every_steps"),  # as several trainers call it
+        ("eval.every", "eval.every_steps"),  # not optim.every, which has the same last part
+        ("log.interval", "log.every_steps"),
+        ("save_steps", "checkpoint.every_steps"),
         ("data.sourse", "data.source"),
         ("optim.peak_rl", "optim.peak_lr"),
         ("model.dropout", None),  # there is no such key, and none like it in its group

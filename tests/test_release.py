@@ -1,13 +1,13 @@
 """A release: one version everywhere, a page of what users must know, and the lines that this page promises them."""
 
-import importlib
 import pathlib
 import re
+import tempfile
 
 import pytest
 
+from scalelab import api
 from scalelab.__main__ import main
-from scalelab.config.traced import group_hparams
 from scalelab.errors import BadInput
 from scalelab.git import VERSION
 
@@ -16,19 +16,18 @@ NEWEST = TEXT.split(f"\n## {VERSION} (")[1].split("\n## ")[0]
 PAGE = NEWEST.split("### What you must know\n")[1].split("\n### ")[0]
 
 
-def call_a_function_of_the_root():
-    importlib.import_module("scalelab.train")("tiny", "runs/mine")
-
-
-def read_a_number_by_text():
-    group_hparams({"optim.peak_lr": 1e-3}, "schedule")["peak_lr"]
+def prepare_a_folder_with_a_split():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a.txt", "b.txt", "val_c.txt"):
+            pathlib.Path(folder, name).write_text("A line of text.\n" * 100)
+        api.prepare(source=f"{folder}/*.txt", tokenizer="bytes", out=f"{folder}/out")
 
 
 # The lines of the page's third column -> what a user does who sees them: a call, or a command's arguments.
 SEEN = {
-    "scalelab.train(...) is now scalelab.api.train(...)": call_a_function_of_the_root,
-    "h['peak_lr'] is written h.optim.peak_lr": read_a_number_by_text,
-    "unknown argument '--next=2'; did you mean '--next-runs'?": ["fit", "README.md", "--next=2"],
+    "unknown argument '--n=total'; it is now called --n-convention": ["fit", "README.md", "--n=total"],
+    "the name says it is held out: --val-source=": prepare_a_folder_with_a_split,
+    "no recipe 'deepseek_v3_dense'; did you mean 'deepseek_v3'?": ["recipe", "deepseek_v3_dense"],
 }
 
 

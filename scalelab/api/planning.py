@@ -28,7 +28,7 @@ from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughp
 from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against
-from scalelab.plan.whole import RESTART_S, Alternative, Plan
+from scalelab.plan.whole import RESTART_S, Alternative, Plan, Terms
 from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
@@ -71,14 +71,13 @@ def plan(
     model.seq_len); `free`: of ("precision", "optimizer"), what the plan chooses as well.
     """
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
-    run_config, machine = load_config(config, overrides), _machine(hardware)
+    run_config, machine = load_config(config, overrides), _machine(hardware, price_per_hour)
     refuse_missing_unit(run_config.precision.name, machine)
+    restart_s = RESTART_S if restart_s is None else restart_s
+    terms = Terms(critical_tokens, mtbf_s, restart_s, write_bytes_per_s, (serve[0], serve[1]))
     return plan_run(
-        run_config, machine, devices, mesh, efficiency=efficiency,
-        price_per_hour=price_per_hour, critical_tokens=critical_tokens, mtbf_s=mtbf_s,
-        restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
-        compile=compile, serve=(serve[0], serve[1]), free=tuple(free),
-    )  # fmt: skip
+        run_config, machine, devices, mesh, efficiency=efficiency, terms=terms, compile=compile, free=tuple(free)
+    )
 
 
 @check_arguments(devices=optional(whole(1)), price_per_hour=optional(POSITIVE))
@@ -103,17 +102,15 @@ def plan_against(
     second_config = load_config(
         config if other is None else other, add_overrides(CommandLine(overrides or {}), changes)
     )
-    options: dict[str, Any] = {"hardware": hardware, "devices": devices, "price": price_per_hour}
-    second_options = options | second_keys
+    machine = _machine(hardware, price_per_hour)
+    options: dict[str, Any] = {"hardware": machine, "devices": devices, "price": None}
+    has_price = ":" in second_keys.get("hardware", "")
+    second_options = options | {"price": None if has_price else price_per_hour} | second_keys
     plans = []
     for run, chosen in ((first_config, options), (second_config, second_options)):
         count, price = (None if chosen[key] is None else _number(key, chosen[key]) for key in ("devices", "price"))
-        plans.append(
-            plan(
-                run, chosen["hardware"], None if count is None else int(count), mesh,
-                efficiency=efficiency, price_per_hour=price,
-            )
-        )  # fmt: skip
+        kind, n = chosen["hardware"], None if count is None else int(count)
+        plans.append(plan(run, kind, n, mesh, efficiency=efficiency, price_per_hour=price))
     leaves = [config_lib.leaves(run) for run in (first_config, second_config)]
     return compare_plans(plans[0], plans[1], *leaves)
 
@@ -133,10 +130,9 @@ def plan_counts(
     the counts tried on the way to the fewest devices that take at most so many (`--days`); `dollars` likewise: to the
     most that cost at most so much (`--budget`). BadInput where none does.
     """
-    run_config, machine = load_config(config, overrides), _machine(hardware)
+    run_config, machine = load_config(config, overrides), _machine(hardware, price_per_hour)
     refuse_missing_unit(run_config.precision.name, machine)
-    limits = counts.Limits(days, dollars)
-    return counts.plan_counts(run_config, machine, low, high, efficiency, price_per_hour, limits)
+    return counts.plan_counts(run_config, machine, low, high, efficiency, counts.Limits(days, dollars))
 
 
 def _number(key: str, value: Any) -> float:
@@ -150,17 +146,23 @@ def _number(key: str, value: Any) -> float:
     return number
 
 
-def _machine(hardware: Hardware) -> Machine:
-    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
-    if isinstance(hardware, Machine):
-        return hardware
-    machines = load_machines(os.fspath(hardware))
+def _machine(hardware: Hardware, price_per_hour: float | None = None) -> Machine:
+    """The one machine that is named. BadInput for several kinds."""
+    machines = _machines(hardware, price_per_hour)
     if len(machines) > 1:
         raise BadInput(
             f"--hardware={hardware}: several kinds compete for a budget (--params with --tokens, --flops, --budget); a "
             f"config is planned on one; nearest: --hardware={str(hardware).split(',')[0]}"
         )
     return machines[0]
+
+
+def _machines(hardware: Hardware, price_per_hour: float | None) -> tuple[Machine, ...]:
+    """The machines that are named, or the one that is given, at this price of a device-hour if there is one."""
+    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
+    if not isinstance(hardware, Machine):
+        return load_machines(os.fspath(hardware), price_per_hour)
+    return (hardware if price_per_hour is None else dataclasses.replace(hardware, price_per_hour=price_per_hour),)
 
 
 @check_arguments()
@@ -260,7 +262,6 @@ def plan_on_machine(
     from scalelab.plan.budget.answer import answer_budget
     from scalelab.plan.budget.lawbook import DEFAULT_LAW
 
-    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
     values = (flops, tokens, params, target_loss, gpu_hours, dollars)
     names = (*BUDGET_INPUTS, "dollars")
     budget = {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -271,11 +272,7 @@ def plan_on_machine(
             if budget
             else f"nothing to plan: give one of {', '.join(names)}"
         )
-    if isinstance(hardware, Machine):
-        price = hardware.price_per_hour if price_per_hour is None else price_per_hour
-        machines: tuple[Machine, ...] = (dataclasses.replace(hardware, price_per_hour=price),)
-    else:
-        machines = load_machines(os.fspath(hardware), price_per_hour)
+    machines = _machines(hardware, price_per_hour)
     return answer_budget(
         budget, machines, devices=devices, days=days, law=DEFAULT_LAW if law is None else law, overrides=overrides
     )

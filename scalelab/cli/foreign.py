@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import api
@@ -16,15 +16,18 @@ HELP = "of runs that another program trained: which of their columns is what, wh
 EXAMPLE = "N=124M,val_loss=eval/c4/loss"
 
 
-def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> None:
+def add_sources(parser: Parser, names: Sequence[str], files: bool = True) -> dict[str, str]:
     """Let these arguments name runs of other programs too; adds --columns where the command has none.
 
     `files`: any file is a run's log; False where a file is a table of runs, unless it is a log by name and content.
+    Returns {folder of a source's runs: path that the user gave}, filled when arguments are parsed.
     """
+    given: dict[str, str] = {}
     has_columns = any("--columns" in action.option_strings for action in parser._actions)
     if not has_columns:
         parser.add_argument("--columns", metavar="FIELD=COLUMN,…", help=f"{HELP}: {EXAMPLE}")
-    parser.sources = lambda options: open_all(options, names, files, has_columns)
+    parser.sources = lambda options: given.update(open_all(options, names, files, has_columns))
+    return given
 
 
 def parse_fields(text: str | None) -> dict[str, str]:
@@ -40,9 +43,12 @@ def parse_fields(text: str | None) -> dict[str, str]:
     return fields
 
 
-def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> None:
-    """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader."""
-    text, rest, opened = options.columns, None, list[bool]()
+def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -> dict[str, str]:
+    """Replace each argument that is a source by its folder of runs; --columns of tables is left for their reader.
+
+    Returns {folder: path that was given}.
+    """
+    text, rest, opened, given = options.columns, None, list[bool](), dict[str, str]()
     if text and is_tables and (files or any(is_logged(path) for name in names for path in getattr(options, name))):
         text, rest = _split_fields(text)
     for name in names:
@@ -50,6 +56,7 @@ def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -
         paths = value if isinstance(value, list) else [] if value is None else [value]
         folders = [_open(path, text, files) for path in paths]
         opened += [folder is not None for folder in folders]
+        given |= {folder: os.fspath(path) for path, folder in zip(paths, folders, strict=True) if folder}
         places = [folder or path for path, folder in zip(paths, folders, strict=True)]
         setattr(options, name, places if isinstance(value, list) else places[0] if places else value)
     if not is_tables:
@@ -58,6 +65,12 @@ def open_all(options: Any, names: Sequence[str], files: bool, is_tables: bool) -
         options.foreign = any(opened)
     elif opened and (all(opened) or (files and any(opened))):
         options.columns = rest
+    return given
+
+
+def given_path(given: Mapping[str, str], run: str) -> str:
+    """The path that the user gave for a run which was opened from another program's; its own else."""
+    return next((path for folder, path in given.items() if run.startswith(folder)), run)
 
 
 def _split_fields(text: str) -> tuple[str | None, str | None]:

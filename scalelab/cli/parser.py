@@ -29,7 +29,7 @@ LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses,
 class Parser(argparse.ArgumentParser):
     """argparse with `--json[=PATH]`, without abbreviations, and with errors raised as BadInput (exit 2, one line).
 
-    `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
+    `renamed`: {option of the release before: its present name}. The old name is refused by the new one.
     `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
     `sources` opens runs of other programs that arguments name (`cli.foreign.add_sources`).
     `before` removes arguments that argparse can't name; `after` gets them with the parsed options.
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
-        parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
+        parsed, unknown = self.parse_known_args([bare.get(arg, arg) for arg in args], namespace)
         for option in (o for o in bare if o in args and unknown and args.index(o) + 1 < len(args)):
             if args[args.index(option) + 1] == unknown[0]:  # value of an option that takes one only after `=`
                 raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
@@ -123,19 +123,13 @@ class Parser(argparse.ArgumentParser):
         return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:
-        """Suggest the nearest option, or config key if the command reads a config, for an error's end."""
+        """Suggest the present or nearest option, or config key if the command reads a config, for an error's end."""
+        if word in self.renamed:
+            return f"; it is now called {self.renamed[word]}"
         options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
         if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
             options.append(f"--config.{key}")
         return nearest_hint(word, options)
-
-    def _new_name(self, argument: str) -> str:
-        """Replace a renamed option by its present name."""
-        old, equal, value = argument.partition("=")
-        if old not in self.renamed:
-            return argument
-        print_status(f"{self.prog}: {old} is now called {self.renamed[old]}; the next release drops the old name")
-        return self.renamed[old] + equal + value
 
 
 def file_path(option: str, destination: str) -> pathlib.Path:

@@ -21,7 +21,7 @@ Exit code: 0 done (whether or not the runs differ), 2 bad input.
 from typing import Any
 
 from scalelab import api
-from scalelab.cli.foreign import add_sources
+from scalelab.cli.foreign import add_sources, given_path
 from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.errors import quote_path
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         help="also write a page with the curves of both (default: compare.html)",
     )
     add_trust_option(parser)
-    add_sources(parser, ("a", "b"))
+    given = add_sources(parser, ("a", "b"))
     options = parser.parse_args(argv)
 
     comparison = api.compare(options.a, options.b)
@@ -55,7 +55,8 @@ def main(argv: list[str]) -> int:
         lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
         doubts = [f"{name} is damaged: {why}" for name, why in comparison["damaged"].items()]
-        heads = [f"A = {comparison['a']}", f"B = {comparison['b']}", *doubts, *_sections(comparison)]
+        sides = [f"{side.upper()} = {given_path(given, comparison[side])}" for side in ("a", "b")]
+        heads = [*sides, *doubts, *_sections(comparison)]
         print("\n".join([*heads, *lines]))
     emit_json(comparison, options.json)
     return 0

@@ -14,7 +14,6 @@ Exit code: 0 done, 1 a run is damaged, 2 bad input.
     scalelab runs runs/lr_seeds --by=optim.peak_lr
 """
 
-import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +37,7 @@ RUN_COLUMNS = ("name", "status", "N", "N_active", "D", "C", "train.steps", "opti
 
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON; exit codes in the module's docstring."""
-    parser = Parser("runs", __doc__, {"--columns": "--show"} if _names_shown(argv) else None, stored={"folders": {}})
+    parser = Parser("runs", __doc__, stored={"folders": {}})
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="the folder of a run, or of runs, also as runs/*/ (a sweep)"
     )
@@ -84,15 +83,6 @@ def main(argv: list[str]) -> int:
     for row in damaged:
         print_status(f"{row['name']} is damaged: {row['damage']}")
     return int(bool(damaged))
-
-
-def _names_shown(argv: Sequence[str]) -> bool:
-    """Whether --columns is given as --show was called before: names without FIELD=COLUMN, which is of others' runs."""
-    for option, following in itertools.pairwise([*argv, ""]):
-        name, equals, value = option.partition("=")
-        if name == "--columns" and "=" not in (value if equals else following):
-            return True
-    return False
 
 
 def _print_names(rows: Sequence[dict[str, Any]], known: Sequence[str], destination: str | None) -> int:

@@ -18,7 +18,7 @@ class Chip:
     """One jax device. `flops` by precision in FLOP/s; bandwidths in bytes/s."""
 
     name: str
-    flops: dict[str, float]
+    flops: dict[str, float] = dataclasses.field(hash=False)  # so that plans can be cached by their machine
     hbm_bytes: int
     hbm_bytes_per_s: float
     link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, else PCIe

@@ -1,5 +1,6 @@
 """The mesh of a layout. All axes are explicit: a value's split is part of its type. `tensor` links near devices."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -58,34 +59,34 @@ def make_mesh(layout: Layout) -> Mesh:
 def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
     """The mesh of a resolved layout over these devices, which may be absent ones (`plan/compiled/absent_devices.py`).
 
-    With several slices (of TPUs, or of GPUs joined by NVLink) the outermost axes use the network between them: stage,
-    data, then fsdp. BadInput where these don't divide over the slices.
+    With several slices (of TPUs, hosts of GPUs, or domains of NVLink) the outermost axes use the network between them,
+    `tensor` last. BadInput where slices have unequal numbers of these devices.
     """
     sizes = [getattr(layout, axis) for axis in MESH_AXES]
     kinds = (AxisType.Explicit,) * len(MESH_AXES)
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices == 1:
+    of_slice = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
+    if len(of_slice) == 1:
         try:
             return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=kinds, devices=devices)
         except NotImplementedError:  # a torus whose sides aren't products of these sizes: an axis gets part of a side
             laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return Mesh(laid_out, MESH_AXES, axis_types=kinds)
-    outer = _sizes_between_slices(sizes, slices)
+    if len(set(of_slice.values())) > 1:
+        numbers = " and ".join(map(str, sorted(set(of_slice.values()))))
+        raise BadInput(
+            f"parallel: {len(devices)} devices lie in {len(of_slice)} slices (hosts, of GPUs) with {numbers} each; a "
+            f"mesh needs as many in each; nearest: {min(of_slice.values())} in each"
+        )
+    outer = _sizes_between_slices(sizes, len(of_slice))
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
     return Mesh(laid_out, MESH_AXES, axis_types=kinds)
 
 
 def _sizes_between_slices(sizes: Sequence[int], slices: int) -> list[int]:
-    """The part of each axis that goes over the network between slices. BadInput where they don't divide."""
-    left, outer = slices, [1] * len(MESH_AXES)
-    for i in range(3):
-        outer[i] = math.gcd(left, sizes[i])
-        left //= outer[i]
-    if left > 1:
-        stage, data, fsdp = sizes[:3]
-        raise BadInput(
-            f"parallel: stage={stage} x data={data} x fsdp={fsdp} does not divide over {slices} slices, "
-            f"and no other axis goes over the network between them; nearest: parallel.data={data * left}"
-        )
+    """The part of each axis that goes over the network between slices, the outermost first."""
+    left, outer = slices, list[int]()
+    for size in sizes:
+        outer.append(math.gcd(left, size))
+        left //= outer[-1]
     return outer

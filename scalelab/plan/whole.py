@@ -13,6 +13,7 @@ from scalelab.config import Layout
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
+from scalelab.plan.compiled.absent_devices import describe_no_slices
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
@@ -24,6 +25,7 @@ from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.memory.search import (
     Candidate,
     devices_that_fit,
+    fewer_devices,
     fill_mesh,
     find_refusal,
     free_fit,
@@ -44,6 +46,21 @@ from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
 PINNED = 0.9  # of the step time, at most, of a plan that is named because it has no batch warm-up, or 16 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a plan is told beside its config and machine; None: what is published or assumed.
+
+    `mtbf_s`, `restart_s`: seconds between failures of the job, and to go on after one. `write_bytes_per_s`: of the
+    storage. `serve`: sequences served at once and their tokens (0: model.seq_len).
+    """
+
+    critical_tokens: float | None = None
+    mtbf_s: float | None = None
+    restart_s: float = RESTART_S
+    write_bytes_per_s: float | None = None
+    serve: tuple[int, int] = (1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +99,9 @@ class Plan:
     training: Training
     batch: BatchPlan
     checkpoint: Checkpointing
-    advice: tuple[Advice, ...]
-    compiled: CompiledMemory | None
     notes: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
+    compiled: CompiledMemory | None = None
     refusal: str | None = None
     nearest: Alternative | None = None
     fits_from: int | None = None
@@ -134,52 +151,56 @@ def plan(
     mesh: str | Mapping[str, Any] | Layout | None = None,
     *,
     efficiency: Efficiency | None = None,
-    price_per_hour: float | None = None,
-    critical_tokens: float | None = None,
-    mtbf_s: float | None = None,
-    restart_s: float = RESTART_S,
-    write_bytes_per_s: float | None = None,
+    terms: Terms = Terms(),
     compile: bool = False,
-    serve: tuple[int, int] = (1, 0),
     free: tuple[str, ...] = (),
     search: bool = True,
 ) -> Plan:
     """Plan `config` (a tree or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
 
     `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
-    the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
-    served at once and their tokens (0: model.seq_len). Of a mesh that `devices` hold several times (stage=16 on 64) the
-    rest is chosen. `free`: of ("precision", "optimizer"), what is chosen too, the fastest that fits. `search`: for
-    advice and, where this can't run, for the nearest plan that does. Nothing is allocated. BadInput where a part of the
-    plan raises it.
+    the datasheet (default: published ones). `compile`: also compile the real step for the machine. Of a mesh that
+    `devices` hold several times (stage=16 on 64) the rest is chosen. `free`: of ("precision", "optimizer"), what is
+    chosen too, the fastest that fits. `search`: for advice and, where this can't run, for the nearest plan that does.
+    Nothing is allocated. BadInput where a part of the plan raises it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
-    efficiency = efficiency or default_efficiency(machine)
+    efficiency, asked_static = efficiency or default_efficiency(machine), config_lib.static(config)
     if free and mesh:
         raise BadInput("--free chooses the mesh, too; nearest: leave --mesh out")
-    on = devices or config_lib.static(config).layout.devices
-    candidate = free_fit(config, machine, on, efficiency, free) if free else None
-    if candidate:
-        freed = plan(
-            candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,
-            critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s, write_bytes_per_s=write_bytes_per_s,
-            compile=compile, serve=serve,
-        )  # fmt: skip
-        said = ", ".join(candidate.alters) or "nothing that changes numbers"
-        note = f"free {' and '.join(free)}: the fastest that fits changes {said}"
-        return dataclasses.replace(freed, filled=candidate.changes, notes=(note, *freed.notes))
-    if devices and search and (asked := partial_mesh(config_lib.static(config), devices, mesh)):
-        candidate = fill_mesh(config, machine, devices, efficiency, asked)
-        if candidate:
-            filled = plan(
-                candidate.config, machine, devices, efficiency=efficiency, price_per_hour=price_per_hour,
-                critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s,
-                write_bytes_per_s=write_bytes_per_s, compile=compile, serve=serve,
-            )  # fmt: skip
-            return _after_filling(filled, candidate.changes, asked)
-    static, notes = apply_mesh(config_lib.static(config), devices, mesh)
-    mesh_chosen = mesh is None and static.layout.devices > config_lib.static(config).layout.devices == 1
+    on = devices or asked_static.layout.devices
+    if free and (candidate := free_fit(config, machine, on, efficiency, free)):
+        freed = plan(candidate.config, machine, devices, efficiency=efficiency, terms=terms, compile=compile)
+        return _after_freeing(freed, candidate, free)
+    asked = partial_mesh(asked_static, devices, mesh) if search else {}
+    if asked and (candidate := fill_mesh(config, machine, on, efficiency, asked)):
+        filled = plan(candidate.config, machine, devices, efficiency=efficiency, terms=terms, compile=compile)
+        return _after_filling(filled, candidate.changes, asked)
+    static, notes = apply_mesh(asked_static, devices, mesh)
+    planned = _plan_layout(config, static, machine, efficiency, terms, notes)
+    mesh_chosen = mesh is None and static.layout.devices > asked_static.layout.devices == 1
+    compiled = compile_step(planned.static, machine) if compile else None
+    planned = dataclasses.replace(planned, mesh_chosen=mesh_chosen, compiled=compiled)
+    if not search:
+        return planned
+    planned = dataclasses.replace(planned, advice=advise_changes(planned.static, machine, efficiency))
+
+    def alternative(candidate: Candidate | None) -> Alternative | None:
+        if candidate is None:
+            return None
+        on = candidate.static.layout.devices
+        other = plan(candidate.config, machine, on, efficiency=efficiency, terms=terms, search=False)
+        return Alternative(candidate.changes, candidate.alters, other)
+
+    return add_alternatives(planned, config, efficiency, alternative)
+
+
+def _plan_layout(
+    config: ConfigDict, static: config_lib.Static, machine: Machine, efficiency: Efficiency, terms: Terms,
+    notes: list[str],
+) -> Plan:  # fmt: skip
+    """The plan of `config` on the resolved layout of `static`, without advice. `notes` come first of the plan's own."""
     refuse_unsupported(static)
     if static.model.remat == AUTO:
         choice = choose_remat(static, lambda option: step_memory(option, machine))
@@ -188,9 +209,10 @@ def plan(
     steps = config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
-    training = estimate_training(static, machine, steps, step, price_per_hour)
+    training = estimate_training(static, machine, steps, step)
     usable_note = device_memory.describe_usable_bytes(machine.chip)
-    planned = Plan(
+    slices_note = describe_no_slices(machine, static.layout.devices)
+    return Plan(
         machine=machine,
         static=static,
         layout=static.layout,
@@ -199,37 +221,25 @@ def plan(
         flops=count_flops(static),
         memory=memory,
         host=host_memory(static, machine),
-        inference=inference_memory(static, machine, *serve),
+        inference=inference_memory(static, machine, *terms.serve),
         time=step,
         savings=cost_of_traits(static, machine, efficiency),
         training=training,
-        batch=plan_batch(static, tokens, critical_tokens=critical_tokens),
+        batch=plan_batch(static, tokens, critical_tokens=terms.critical_tokens),
         checkpoint=plan_checkpointing(
-            static, machine, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s,
+            static, machine, terms.mtbf_s, terms.restart_s, terms.write_bytes_per_s, step_s=step.total_s,
             work_s=max(training.days * 86_400, step.total_s),
         ),
-        advice=advise_changes(static, machine, efficiency) if search else (),
-        compiled=compile_step(static, machine) if compile else None,
-        notes=(*notes, *uncounted_functions(static), *memory.notes, *([usable_note] if usable_note else [])),
+        notes=(*notes, *uncounted_functions(static), *memory.notes, *filter(None, [usable_note, slices_note])),
+        refusal=find_refusal(static),
     )  # fmt: skip
-    planned = dataclasses.replace(planned, refusal=find_refusal(static), mesh_chosen=mesh_chosen)
-    if not search:
-        return planned
 
-    def alternative(candidate: Candidate | None) -> Alternative | None:
-        if candidate is None:
-            return None
-        return Alternative(
-            candidate.changes,
-            candidate.alters,
-            plan(
-                candidate.config, machine, static.layout.devices, efficiency=efficiency, price_per_hour=price_per_hour,
-                critical_tokens=critical_tokens, mtbf_s=mtbf_s, restart_s=restart_s,
-                write_bytes_per_s=write_bytes_per_s, serve=serve, search=False,
-            ),
-        )  # fmt: skip
 
-    return add_alternatives(planned, config, efficiency, alternative)
+def _after_freeing(freed: Plan, candidate: Candidate, free: tuple[str, ...]) -> Plan:
+    """`freed`, the plan of a candidate, with what was chosen in a note."""
+    altered = ", ".join(candidate.alters) or "nothing that changes numbers"
+    note = f"free {' and '.join(free)}: the fastest that fits changes {altered}"
+    return dataclasses.replace(freed, filled=candidate.changes, notes=(note, *freed.notes))
 
 
 def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, int]) -> Plan:
@@ -259,7 +269,10 @@ def add_alternatives(
         before = config_lib.static(config)
         planned = dataclasses.replace(planned, faster=changed_keys(before, planned.advice[0].option))
     if not planned.runs:
-        nearest = alternative(nearest_fit(config, machine, devices, efficiency, planned.layout))
+        candidate = nearest_fit(config, machine, devices, efficiency, planned.layout)
+        if candidate is None or "optim.name" in candidate.alters:
+            candidate = fewer_devices(config, machine, devices, efficiency) or candidate
+        nearest = alternative(candidate)
         fits_from = None if nearest else devices_that_fit(config, machine, devices, efficiency)
         planned = dataclasses.replace(planned, nearest=nearest, fits_from=fits_from)
     free = alternative(without_ramp(config, machine, devices, efficiency)) if devices > 1 else None

@@ -85,6 +85,7 @@ def test_a_law_a_comparison_and_a_page_of_a_strangers_sweep(tmp_path, capsys):
     folders = [source / f"n1e+07_d2e+08_lr0.003_{seed}" for seed in range(2)]
     code, out, _ = call(capsys, "compare", *folders)
     assert code == 0 and "config: 1 differ" in out and "train.seed: 0 | 1" in out and "loss: at step 500" in out
+    assert out.startswith(f"A = {folders[0]}\nB = {folders[1]}\n")  # as they were given, not the cache's
     code, out, _ = call(capsys, "report", source, f"--output={tmp_path / 'page.html'}")
     assert code == 0 and (tmp_path / "page.html").exists()
 

@@ -1,5 +1,4 @@
-"""A mesh over several slices: its outermost axes take the network between them, and every other axis stays within
-one."""
+"""A mesh over several slices: its outermost axes take the network between them, and the others stay within one."""
 
 import types
 
@@ -32,6 +31,9 @@ def devices(slices, each):
         (Layout(fsdp=4, tensor=2), 2, {"fsdp": 2}),
         (Layout(stage=2, data=2, tensor=2), 4, {"stage": 2, "data": 2}),
         (Layout(data=3, fsdp=4), 6, {"data": 3, "fsdp": 2}),
+        (Layout(fsdp=2, context=4, tensor=2), 4, {"fsdp": 2, "context": 2}),  # a long sequence over two hosts of a pair
+        (Layout(expert=8), 2, {"expert": 2}),
+        (Layout(tensor=4), 2, {"tensor": 2}),
     ],
     ids=str,
 )
@@ -46,11 +48,9 @@ def test_the_outermost_axes_go_over_the_network(layout, slices, across):
     assert len(set(of_slice.flat)) == slices
 
 
-def test_what_slices_do_not_divide_is_refused():
-    with pytest.raises(
-        BadInput, match=r"stage=1 x data=1 x fsdp=1 does not divide over 2 slices.*nearest: parallel.data=2"
-    ):
-        mesh.mesh_over_devices(Layout(tensor=4), devices(2, 2))
+def test_slices_with_unequal_numbers_of_devices_are_refused():
+    with pytest.raises(BadInput, match=r"6 devices lie in 2 slices .* with 2 and 4 each; .* nearest: 2 in each"):
+        mesh.mesh_over_devices(Layout(data=6), devices(1, 4) + devices(2, 2)[2:])
 
 
 def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():

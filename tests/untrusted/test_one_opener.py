@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.folders import by_folder
+from tests.folders import by_folder, parse
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = [
@@ -132,7 +132,7 @@ def is_stored(node):
 @by_folder(SOURCES)
 def test_only_the_room_opens_what_others_wrote(paths):
     for path in paths:
-        found = foreign_openings(ast.parse(path.read_text()))
+        found = foreign_openings(parse(path))
         allowed = ALLOWED.get(relative(path), {})
         for line, what in found:
             assert what in allowed, f"{relative(path)}:{line}: {what}: use scalelab/untrusted, or say here why not"

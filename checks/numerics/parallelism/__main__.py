@@ -1,6 +1,7 @@
 """Compare one model under every layout of a mesh with one device: loss, gradients, and the cost of each layout.
 
-    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window] [--experts=all] [--json]
+    python -m checks.numerics.parallelism [--quick] [--only=fsdp,tensor] [--options=window] [--experts=all]
+        [--workdir=runs/parallelism] [--json]
 
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss, every gradient and the sums that blocks
 give with those of a single device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and
@@ -9,13 +10,15 @@ devices; --quick takes each layout with one variant of the model instead of two,
 layers they don't divide; --options takes models that have these options of the block and of attention; then nothing is
 counted. --experts takes layouts of models with experts instead, and stores their rows in
 checks/results/parallelism_experts.*, beside the others' with their dates. The whole (`make test-parallel`) is written
-to checks/results/parallelism.*.
+to checks/results/parallelism.*. Each layout is stored in the workdir when it ends: run it again to resume. XLA's fake
+devices wait for each other in one process; on a busy machine they may wait until XLA ends it.
 
     python -m checks.numerics.parallelism --quick
 """
 
 import itertools
 import os
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -38,10 +41,12 @@ from checks.numerics.parallelism.layouts import (
 )
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.fingerprint import KEY, stale_reasons
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.experiments.studies.fsdp.rows import BF16_TOLERANCE, compare_layout, temporary_bytes
+from scalelab.record.jsonfiles import read_json, write_json
 from scalelab.train.lineage.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "sums in bf16", "bubble", "by formula")
@@ -60,6 +65,7 @@ def _main(argv: list[str]) -> int:
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
     parser.add_argument("--experts", default="", metavar="A,B", help=f"layouts: {', '.join(EXPERT_LAYOUTS)}; or all")
     parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(MODEL_OPTIONS)}")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where layouts that ended are stored")
     options = parser.parse_args(argv)
     chosen = _names("only", options.only, LAYOUTS)
     models = _names("options", options.options, MODEL_OPTIONS) if options.options else []
@@ -77,14 +83,10 @@ def _main(argv: list[str]) -> int:
             )
         emit_json(result, options.json)
         return 0 if is_within_tolerance(result) else 1
-    for index, (name, layout) in enumerate(LAYOUTS.items()):
-        if name not in chosen:
-            continue
-        variants = model_variants(index)
-        for variant in variants[:1] if options.quick else (*variants, *uneven_variants(index, layout)):
-            print(f"{name}: {variant}", file=sys.stderr, flush=True)
-            result["rows"].append(compare_layout(name, layout, variant, "fp32"))
-        result["rows_bf16"].append(compare_layout(name, layout, model_variants(index)[0], "bf16"))
+    for name in (name for name in LAYOUTS if name in chosen):
+        rows = stored_rows(options.workdir, name, options.quick)
+        result["rows"] += rows["rows"]
+        result["rows_bf16"] += rows["rows_bf16"]
     for schedule in {layout.schedule for name, layout in LAYOUTS.items() if name in chosen and layout.stage > 1}:
         if schedule != "circular":
             sizes = {m: temporary_bytes(schedule, m) for m in (4, 32)}
@@ -95,6 +97,23 @@ def _main(argv: list[str]) -> int:
         write_parallelism(result)
     emit_json(result, options.json)
     return 0 if is_within_tolerance(result) else 1
+
+
+def stored_rows(folder: pathlib.Path | None, name: str, quick: bool) -> dict[str, list]:
+    """The rows of a layout, in fp32 and bf16: as this code has stored them in the folder, else compared now."""
+    path = folder / f"{name}.json" if folder and not quick else None
+    if path and path.exists() and not stale_reasons((stored := read_json(path))[KEY]):
+        return stored["compared"]
+    index, layout, rows = list(LAYOUTS).index(name), LAYOUTS[name], []
+    variants = model_variants(index)
+    for variant in variants[:1] if quick else (*variants, *uneven_variants(index, layout)):
+        print(f"{name}: {variant}", file=sys.stderr, flush=True)
+        rows.append(compare_layout(name, layout, variant, "fp32"))
+    result = {"rows": rows, "rows_bf16": [compare_layout(name, layout, variants[0], "bf16")]}
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result_header("numerics.parallelism", []) | {"compared": result})
+    return result
 
 
 def _names(option: str, text: str, known: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalelab import api
@@ -10,6 +11,7 @@ from scalelab.commands.plan.options import RUN_OPTIONS
 from scalelab.commands.plan.verdict_text import (
     DAY_S,
     GIB,
+    Command,
     command_line,
     describe_fit,
     describe_run,
@@ -35,11 +37,9 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
         dollars=options.budget,
     )  # fmt: skip
 
-    def command(devices: int, changes: Mapping[str, Any]) -> str:
-        return command_line(argparse.Namespace(**vars(options) | {"devices": devices}), changes)
-
     if options.json != "-":
-        print("\n".join(describe_counts(plans, command, limits)))
+        counted = argparse.Namespace(**vars(options) | {"devices": True})  # which each plan has of its own
+        print("\n".join(describe_counts(plans, functools.partial(command_line, counted), limits)))
     fitting = {devices: option for devices, option in plans.items() if option}
     chosen = pick_count(fitting, limits) if fitting else None
     front = list_front(_merits(fitting))
@@ -78,13 +78,8 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(ends[0]), int(ends[1])
 
 
-def describe_counts(
-    plans: Mapping[int, Any], command: Callable[[int, Any], str], limits: Limits = NO_LIMITS
-) -> list[str]:
-    """Format the plans of several counts; `pick_count` says which one is meant.
-
-    `command`: a command line from a count and changed config keys.
-    """
+def describe_counts(plans: Mapping[int, Any], command: Command, limits: Limits = NO_LIMITS) -> list[str]:
+    """Format the plans of several counts; `pick_count` says which one is meant."""
     fitting = {devices: option for devices, option in plans.items() if option}
     if not fitting:
         return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
@@ -102,7 +97,7 @@ def describe_counts(
         first,
         describe_setup(meant),
         describe_run(meant),
-        f"paste: {command(devices, fitting[devices].changes)}",
+        f"paste: {command(meant, fitting[devices].changes)}",
         "",
         f"  {'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
     ]

@@ -124,7 +124,14 @@ def _free(text: str) -> tuple[str, ...]:
 
 def _devices(text: str) -> int | str:
     """A count, or a range as it is written."""
-    return text if ".." in text else _count(text)
+    if ".." in text:
+        return text
+    ends = text.replace(",", "-").split("-")
+    if len(ends) > 1 and all(end.isdecimal() for end in ends):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of devices; a range is LOW..HIGH, in doublings; nearest: {ends[0]}..{ends[-1]}"
+        )
+    return _count(text)
 
 
 def _add_budget_options(parser: Parser) -> None:

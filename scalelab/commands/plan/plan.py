@@ -38,6 +38,7 @@ Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement f
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -123,7 +124,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None
         text = plantext.describe_plan(
-            run_plan, lambda changes: verdict_text.command_line(options, changes), options.why, served
+            run_plan, functools.partial(verdict_text.command_line, options), options.why, served
         )
         print("\n".join([*on_machine.describe_stand_in(options.config), *text]))
     if options.single_gpu:
@@ -137,7 +138,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         facts["measured"] = _measure(config, run_plan, efficiency, options)
     described = run_plan.to_json() | facts
     if changes := run_plan.lead.changes if run_plan.lead else run_plan.filled:
-        described["verdict"]["command"] = verdict_text.command_line(options, changes)
+        described["verdict"]["command"] = verdict_text.command_line(options, run_plan.meant or run_plan, changes)
     return described
 
 

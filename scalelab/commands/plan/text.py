@@ -1,6 +1,6 @@
 """`scalelab plan --config=…` as text: one section per question, every figure with its unit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from scalelab.commands.plan import verdict_text
@@ -13,11 +13,11 @@ N_CONVENTIONS = ("total", "active", "non_embedding", "kaplan", "chinchilla")
 
 
 def describe_plan(
-    plan: Any, command: Callable[[Any], str] = verdict_text.list_options, why: bool = False, served: bool = False
+    plan: Any, command: verdict_text.Command = verdict_text.plan_options, why: bool = False, served: bool = False
 ) -> list[str]:
     """Format a `scalelab.plan.Plan`: the verdict in four lines, then memory, time, batch and advice.
 
-    `command`: a command line from changed config keys. `why`: conventions, sources and saves; `served`: serving.
+    `command`: a command line from a plan and changed keys. `why`: conventions, sources and saves; `served`: serving.
     No time is printed of a plan that can't run, but the nearest that can.
     """
     text, meant = verdict_text.describe_verdict(plan, command), plan.meant

@@ -16,18 +16,19 @@ KEPT_OPTIONS = (  # of the command line that is printed to be pasted; what it pr
     "config", "hardware", "devices", "price", "calibrate", "critical_batch", "mtbf_hours", "restart_minutes",
     "write_gb_per_s", "serve_batch", "serve_context",
 )  # fmt: skip
+Command = Callable[[Any, Mapping[str, Any]], str]  # a command line, from a plan and the config keys that it changes
 DAY_S = 86_400.0
 TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
 
-def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
-    """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from changed config keys."""
+def describe_verdict(plan: Any, command: Command) -> list[str]:
+    """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from a plan and changed keys."""
     meant, lead = plan.meant, plan.lead
     subject = _subject(plan)
     if meant is None:
         return _describe_hopeless(plan, subject, command)
     if lead is None:
-        filled = [f"paste: {command(plan.filled)}"] if plan.filled else []
+        filled = [f"paste: {command(plan, plan.filled)}"] if plan.filled else []
         altered = ", ".join(keys_that_alter(plan.filled or ()))
         fit = describe_fit(plan) + (f"; it changes the numbers of the training: {altered}" if altered else "")
         return [fit, describe_setup(plan), describe_run(plan), *filled, _describe_faster(plan, command)]
@@ -35,8 +36,9 @@ def describe_verdict(plan: Any, command: Callable[[Any], str]) -> list[str]:
     if plan.runs:
         first = f"{describe_fit(meant)}, without the batch's warm-up{alters}"
     else:
-        first = f"{_problem(plan, subject)}; nearest that fits{alters}:"
-    paste = command(lead.changes)
+        fewer = f" on {meant.devices:,} of them" if meant.devices < plan.devices else ""
+        first = f"{_problem(plan, subject)}; nearest that fits{fewer}{alters}:"
+    paste = command(meant, lead.changes)
     return [first, describe_setup(meant), describe_run(meant), f"paste: {paste}", *_describe_pinned(plan, command)]
 
 
@@ -53,7 +55,7 @@ def describe_fit(plan: Any) -> str:
     return f"fits: {subject}, {_gib(memory.total)} of {_gib(memory.capacity)} GiB a device" + (chance and f"; {chance}")
 
 
-def _describe_hopeless(plan: Any, subject: str, command: Callable[[Any], str]) -> list[str]:
+def _describe_hopeless(plan: Any, subject: str, command: Command) -> list[str]:
     """Format the verdict where nothing that was tried fits on so many devices."""
     least = max(plan.advice, key=lambda change: change.margin_bytes, default=None)
     text = [f"{_problem(plan, subject)}; nothing that was tried fits on so many"]
@@ -116,7 +118,7 @@ def _describe_energy(plan: Any) -> str:
     )
 
 
-def _describe_faster(plan: Any, command: Callable[[Any], str]) -> str:
+def _describe_faster(plan: Any, command: Command) -> str:
     """Format the fastest change of a plan that fits, or 16 bits where they are faster still."""
     if pinned := _describe_pinned(plan, command):
         return pinned[0]
@@ -124,13 +126,13 @@ def _describe_faster(plan: Any, command: Callable[[Any], str]) -> str:
     if narrower and not (best and best.step_s < narrower.plan.time.total_s):
         step_s = narrower.plan.time.total_s
         words = f"in 16 bits, which changes the numbers of the training, {format_duration(step_s)}"
-        return f"faster: {words} a step ({step_s / plan.time.total_s:.2f} of this): {command(narrower.changes)}"
+        return f"faster: {words} a step ({step_s / plan.time.total_s:.2f} of this): {command(plan, narrower.changes)}"
     if not best:
         return "faster: no change that was tried is faster and fits"
-    return f"faster: {format_duration(best.step_s)} a step ({best.of_plan:.2f} of this): {command(plan.faster)}"
+    return f"faster: {format_duration(best.step_s)} a step ({best.of_plan:.2f} of this): {command(plan, plan.faster)}"
 
 
-def _describe_pinned(plan: Any, command: Callable[[Any], str]) -> list[str]:
+def _describe_pinned(plan: Any, command: Command) -> list[str]:
     """Format what the batch's warm-up costs, where it pins the plan."""
     if not plan.unpinned:
         return []
@@ -141,7 +143,7 @@ def _describe_pinned(plan: Any, command: Callable[[Any], str]) -> list[str]:
     )
     if plan.lead is not plan.unpinned:
         free = plan.unpinned.plan
-        return [f"{head}without it {_step_and_mfu(free)}: {command(plan.unpinned.changes)}"]
+        return [f"{head}without it {_step_and_mfu(free)}: {command(free, plan.unpinned.changes)}"]
     if not plan.runs and not plan.nearest:
         return [f"{head}nothing that was tried fits with it"]
     return [f"{head}with it {_step_and_mfu(plan if plan.runs else plan.nearest.plan)}"]
@@ -158,6 +160,12 @@ def list_options(changes: Mapping[str, Any]) -> str:
     return " ".join(option_texts(changes))
 
 
+def plan_options(plan: Any, changes: Mapping[str, Any]) -> str:
+    """The changed config keys of a plan as options, without a command before them."""
+    del plan
+    return list_options(changes)
+
+
 def option_texts(changes: Mapping[str, Any]) -> list[str]:
     """The options that set these config keys."""
     return [
@@ -165,10 +173,12 @@ def option_texts(changes: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def command_line(options: Any, changes: Mapping[str, Any]) -> str:
-    """The command that plans the config with these keys changed, on the mesh that they name."""
+def command_line(options: Any, plan: Any, changes: Mapping[str, Any]) -> str:
+    """The command of `plan`, of the config with these keys changed, on the mesh that they name."""
     given = {key: value for key, value in options.overrides.items() if key not in changes}
     values = {name: getattr(options, name) for name in KEPT_OPTIONS}
+    if options.devices is not None:  # fewer, where the plan is of fewer
+        values["devices"] = plan.devices
     words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     words += [f"--trust={code}" for code in options.trust or ()]
     words += [*option_texts(given), *option_texts(changes)]

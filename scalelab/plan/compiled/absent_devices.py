@@ -104,6 +104,27 @@ def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
     )
 
 
+def describe_no_slices(machine: Machine, devices: int) -> str:
+    """That so many devices make no slices of a TPU that are sold, or no equal numbers on nodes; "" where they do."""
+    node = machine.devices_per_node
+    if machine.chip.name not in TPUS:
+        if devices <= node or devices % node == 0:
+            return ""
+        nodes = next(n for n in range(-(-devices // node), devices + 1) if devices % n == 0)
+        equal = f"{nodes:,} nodes of {devices // nodes}"
+        return f"{devices:,} devices are not whole nodes of {node}; the trainer takes {equal}"
+    slices = count_slices(machine, devices)
+    if devices % slices:
+        return (
+            f"{devices:,} chips of {machine.chip.name} are not {slices} equal slices; time is that of as many in slices"
+        )
+    try:
+        slice_shape(machine, devices // slices)
+    except BadInput as why:
+        return f"{str(why).removeprefix('--compile: ')}; time is that of as many chips in a slice"
+    return ""
+
+
 def _least_stretched_cuboid(chips: int) -> tuple[int, int, int] | None:
     """The cuboid of so many chips nearest to a cube, with sides that are multiples of four; None if there is none."""
     sides = range(4, LONGEST + 1, 4)

@@ -9,7 +9,7 @@ import math
 import pathlib
 from typing import Any
 
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.hardware import chips
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.measured import measured_copy_bytes_per_s, measured_matmul_flops
@@ -100,7 +100,11 @@ KNOWN_MACHINES: dict[str, tuple[str, int, float, str]] = {
     "rtx4090": _assumed_machine("RTX 4090", 4, 10),
     "rtx3090": _assumed_machine("RTX 3090", 4, 10),
 }
-ALIASES = {"7x": "v7", "v7x": "v7", "trainium2": "trn2"}  # other names of the same machine
+ALIASES = {  # other names of the same machine
+    "7x": "v7", "v7x": "v7", "trainium2": "trn2", "a10080gb": "a100", "h10080gb": "h100", "v10032gb": "v100",
+}  # fmt: skip
+# Google's names of slices, and how many of the number in a name are a chip's: TensorCores on v4 and v5p, else chips.
+SLICES = {"v4": ("v4", 2), "v5p": ("v5p", 2), "v5e": ("v5e", 1), "v5litepod": ("v5e", 1), "v6e": ("v6e", 1)}
 # GB of system memory of NVIDIA's own nodes (user guides of DGX B200, H100/H200, A100 of 640 and 320 GB, and DGX-1; a
 # B200's can be doubled). Of other nodes, and of TPUs' hosts, the table knows nothing.
 HOST_GB = {"b200": 2000, "h200": 2000, "h100": 2000, "a100": 2000, "a100-40gb": 1000, "v100": 512, "v100-16gb": 512}
@@ -132,7 +136,23 @@ def _known_machine(name: str) -> Machine:
         if plain in (_plain_name(short), _plain_name(chip)) or (known_chip and known_chip.name == chip):
             host_bytes = HOST_GB[short] * 10**9 if short in HOST_GB else None
             return Machine(_chips_by_name()[chip], devices, gbits * 1e9 / 8, None, source, host_bytes)
-    raise BadInput(f"--hardware={name}: no such machine; known: {', '.join(KNOWN_MACHINES)}, cpu; {MACHINE_FILE_HELP}")
+    _refuse_slice(name)
+    near = nearest_name(name, [*KNOWN_MACHINES, "cpu"])
+    hint = f"; did you mean {near!r}?" if near else ""
+    known = ", ".join(KNOWN_MACHINES)
+    raise BadInput(f"--hardware={name}: no such machine{hint}; known: {known}, cpu; {MACHINE_FILE_HELP}")
+
+
+def _refuse_slice(name: str) -> None:
+    """Raise BadInput for the name of a TPU slice, as v5p-128, with the chip and the number of chips that it means."""
+    kind, dash, number = name.lower().removeprefix("tpu-").rpartition("-")
+    if not dash or kind not in SLICES or not number.isdecimal():
+        return
+    chip, cores = SLICES[kind]
+    chips_of_slice = max(1, int(number) // cores)
+    raise BadInput(
+        f"--hardware={name} is a slice of {chips_of_slice} chips; nearest: --hardware={chip} --devices={chips_of_slice}"
+    )
 
 
 def _plain_name(name: str) -> str:

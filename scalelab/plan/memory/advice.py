@@ -120,23 +120,19 @@ def _time_options(
 
     The fastest also with experts multiplied as `asked`, though what that needs is not counted yet.
     """
-    known = _known_seconds(repr(machine), efficiency)
 
     def count(options: Iterable[Static]) -> dict[Static, float]:
-        keys = {option: dataclasses.replace(option, batch_ramp=()) for option in options}
-        known.update({key: expected_s(key, machine, efficiency) for key in keys.values() if key not in known})
-        return {option: known[key] for option, key in keys.items()}
+        return {o: _full_step_s(dataclasses.replace(o, batch_ramp=()), machine, efficiency) for o in options}
 
     seconds = count(dict.fromkeys(size for o, needed in fitting.items() for size in _micro_batch_sizes(o, needed)))
     fastest = sorted(seconds, key=seconds.__getitem__)[:TWICE]
     return seconds | count(levers.with_products(option, asked.model.expert_products) for option in fastest)
 
 
-@functools.lru_cache(maxsize=2)
-def _known_seconds(machine: str, efficiency: Efficiency) -> dict[Static, float]:
-    """Seconds on a machine: a plan's searches ask again, whatever the batch's warm-up is."""
-    del machine, efficiency
-    return {}
+@functools.cache
+def _full_step_s(option: Static, machine: Machine, efficiency: Efficiency) -> float:
+    """Seconds of a step after the batch's warm-up, cached: a plan's searches ask for the same options."""
+    return expected_s(option, machine, efficiency)
 
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import Layout, Static, optimizer_defaults
+from scalelab.config.keys import COUNT
 from scalelab.config.steps import schedule_steps
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
@@ -29,6 +30,7 @@ ROUNDING = 16  # times half of what a batch may change by where devices don't di
 SHARED = (2, 4, 8)  # devices that share a sequence along `tensor`, where there are more than the batch takes
 FREE_FORMATS, FREE_OPTIMIZER = ("bf16", "fp8"), "adam8bit"  # what --free tries
 PRODUCTS, LOOP = "model.expert_products", "loop"  # how experts are multiplied, and with the least rows
+MOST_STEPS = COUNT.high  # of a run
 MOST_ROWS = 8  # of a step that updates layer by layer
 RANK_SHARES = (4, 8)  # width over GaLore's rank: a quarter as in Zhao et al. 2024, table 2, and half of that
 NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedule.batch_warmup_tokens": "none"}
@@ -37,9 +39,10 @@ NO_RAMP = {"schedule.batch_stages": "", "schedule.batch_start": "none", "schedul
 def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterator[Changes]:
     """Changes to try one after the other, nearest first; {} is the config as it is.
 
-    A batch that the devices divide, formats, then buffers of experts that end, or on one device updates layer by layer
-    with fewer sequences a step, with moments in the host's memory (last where its size is not known), in 8 bits, or in
-    8 bits and of low rank.
+    A batch that the devices divide, formats, then buffers of experts that end; on several devices moments in 8 bits,
+    with one micro-batch of a sequence a device, and of low rank too. On one device updates layer by layer with fewer
+    sequences a step, with moments in the host's memory (last where its size is not known), in 8 bits, or in 8 bits and
+    of low rank.
     """
     formats, divided = list(_narrower_formats(static)), round_batch(config, static.layout.devices)
     yield {}
@@ -48,21 +51,46 @@ def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterat
     yield from (divided | form for form in formats)
     if static.model.n_experts and static.layout.devices > 1 and not static.layout.expert_buffer:
         yield {"parallel.expert_buffer": BUFFER}
-    if static.layout.devices > 1 or static.updates_layers:
+    if static.updates_layers:
         return
+    if static.layout.devices > 1:
+        yield from _lean_moments(config, static, divided)
+        return
+    counts = _row_counts(config, static)
     for form in [{}, *formats]:
-        for rows in _row_counts(static):
+        for rows in counts:
             yield form | _by_layer(config, static, rows)
-    narrowest = (formats[-1] if formats else {}) | _by_layer(config, static, 1)
+    narrowest = (formats[-1] if formats else {}) | _by_layer(config, static, counts[-1])
     on_host = {"train.moments": "pinned_host"}
     if machine.host_bytes is not None:
         yield narrowest | on_host
     yield narrowest | change_optimizer(config, "adam8bit")
-    for share in RANK_SHARES:
-        rank = {"optim.rank": str(max(1, static.model.d_model // share))}
-        yield narrowest | change_optimizer(config, "galore8bit") | rank
+    yield from (narrowest | low for low in _low_ranks(config, static))
     if machine.host_bytes is None and machine_platform(machine) != "cpu":
         yield narrowest | on_host
+
+
+def _lean_moments(config: ConfigDict, static: Static, divided: Changes) -> Iterator[Changes]:
+    """On several devices: moments in 8 bits, then with one micro-batch of a sequence a device, then of low rank.
+
+    Gradients of one micro-batch need no second copy to be summed in.
+    """
+    devices, bf16 = static.layout.devices, {"precision.name": "bf16"}
+    form = bf16 if POLICIES[static.precision].forward == "float32" else {}
+    eight_bits = form | change_optimizer(config, "adam8bit")
+    yield divided | eight_bits
+    if devices >= static.global_batch or devices < _least_rows(config):
+        return
+    one = {"train.global_batch": str(devices), "train.accumulate": "1"}
+    one |= steps_for_tokens(config, devices) | remove_ramp(config)
+    yield one | eight_bits
+    yield from (one | form | low for low in _low_ranks(config, static))
+
+
+def _low_ranks(config: ConfigDict, static: Static) -> Iterator[Changes]:
+    """GaLore in 8 bits with each share of the width as its rank."""
+    for share in RANK_SHARES:
+        yield change_optimizer(config, "galore8bit") | {"optim.rank": str(max(1, static.model.d_model // share))}
 
 
 def list_free(config: ConfigDict, machine: Machine, free: tuple[str, ...]) -> list[Changes]:
@@ -82,11 +110,12 @@ def round_batch(config: ConfigDict, devices: int) -> Changes:
     """The nearest batch that so many devices divide, for as many tokens; {} if they divide the config's own.
 
     Each device then has a multiple of a power of two, as far as the batch changes by a 32nd at most; one sequence if
-    not. Where there are more than twice as many devices as sequences, the nearest that up to SHARED of them share a
-    sequence for. A batch's warm-up goes, as its first batches need not divide either.
+    not. Where there are more devices than sequences, the nearest that up to SHARED of them share a sequence for. A
+    batch's warm-up goes, as its first batches need not divide either.
     """
     batch = config.train.global_batch
-    splits = [1] if batch >= devices / 2 else [n for n in SHARED if devices % n == 0 and batch >= devices / n / 2]
+    shared = [n for n in (1, *SHARED) if devices % n == 0 and batch >= devices / n / 2]
+    splits = [1] if batch >= devices else shared
     sizes = [_round_rows(batch, devices // n) for n in splits]
     if not sizes or batch in sizes:
         return {}
@@ -99,7 +128,7 @@ def _round_rows(batch: int, replicas: int) -> int:
     if batch % replicas == 0:
         return batch
     each = 2 ** max(0, int(math.log2(max(1.0, batch / replicas / ROUNDING))))
-    return round(batch / (replicas * each)) * replicas * each
+    return max(1, round(batch / (replicas * each))) * replicas * each
 
 
 def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:
@@ -138,10 +167,16 @@ def _narrower_formats(static: Static) -> Iterator[Changes]:
         yield {"precision.name": "bf16_stochastic"}
 
 
-def _row_counts(static: Static) -> list[int]:
-    """Sequences of a step, most first, up to the config's own."""
-    most = min(MOST_ROWS, static.global_batch)
-    return [2**k for k in range(int(math.log2(most)), -1, -1)]
+def _row_counts(config: ConfigDict, static: Static) -> list[int]:
+    """Sequences of a step, most first, up to the config's own, and as many as its steps can be counted with."""
+    most, least = min(MOST_ROWS, static.global_batch), _least_rows(config)
+    return [2**k for k in range(int(math.log2(most)), -1, -1) if 2**k >= least] or [static.global_batch]
+
+
+def _least_rows(config: ConfigDict) -> int:
+    """Sequences of a step with which the tokens of the config's batches take no more steps than can be counted."""
+    tokens = schedule_steps.tokens_before(config, config.train.steps)
+    return math.ceil(tokens / (config.model.seq_len * MOST_STEPS))
 
 
 def steps_for_tokens(config: ConfigDict, rows: int) -> Changes:

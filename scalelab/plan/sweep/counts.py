@@ -62,7 +62,6 @@ class _Question:
     config: ConfigDict
     machine: Machine
     efficiency: Efficiency
-    price_per_hour: float | None
 
 
 def plan_counts(
@@ -71,7 +70,6 @@ def plan_counts(
     low: int | None = None,
     high: int | None = None,
     efficiency: Efficiency | None = None,
-    price_per_hour: float | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Plans:
     """{devices: the fastest plan that fits, None: none does} for `low`, 2 `low`, 4 `low` … up to `high`.
@@ -80,10 +78,9 @@ def plan_counts(
     that cost at most so much. BadInput if `high` is below `low`, for more than MOST_COUNTS, for money without a price,
     and for limits that no count meets, with the nearest that works.
     """
-    price = machine.price_per_hour if price_per_hour is None else price_per_hour
-    question = _Question(config, machine, efficiency or default_efficiency(machine), price)
+    question = _Question(config, machine, efficiency or default_efficiency(machine))
     if limits.cost is not None:
-        paid_hours(limits.cost, dataclasses.replace(machine, price_per_hour=price))
+        paid_hours(limits.cost, machine)
     if limits.days is not None and low is None and high is None:
         return _refuse_unmet(question, _counts_for_days(question, limits.days), limits)
     if limits.cost is not None and low is None and high is None:
@@ -114,10 +111,7 @@ def _plan_on(question: _Question, devices: int) -> Alternative | None:
 def _plan_candidate(question: _Question, option: Candidate | None, devices: int) -> Alternative | None:
     if option is None:
         return None
-    best = plan(
-        option.config, question.machine, devices, efficiency=question.efficiency,
-        price_per_hour=question.price_per_hour, search=False,
-    )  # fmt: skip
+    best = plan(option.config, question.machine, devices, efficiency=question.efficiency, search=False)
     return Alternative(option.changes, option.alters, best)
 
 

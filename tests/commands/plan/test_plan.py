@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+import scalelab.api
 import scalelab.plan
 from scalelab.__main__ import main
 from scalelab.config import Layout
@@ -44,9 +45,8 @@ def test_the_keys_that_others_script_against(capsys):
     assert result["device_hours"] == pytest.approx(4 * result["steps"] * time["total"] / 3600)
     assert result["tokens_per_s"] == pytest.approx(result["batch_tokens"] / time["total"])
     assert isinstance(result["advice"], list) and "compiled" not in result
-    assert result == json.loads(
-        json.dumps(scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0).to_json())
-    )
+    from_python = scalelab.api.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0)
+    assert result == json.loads(json.dumps(from_python.to_json()))
 
 
 def test_from_python_with_whatever_stands_for_a_config_and_a_mesh():
@@ -111,6 +111,8 @@ def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, ca
         ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
         ([TINY, "--hardware=h100", "--devices=8..x"], "e.g. --devices=8..512"),
         ([TINY, "--hardware=h100", "--devices=8..2"], "nearest: 2..8"),
+        ([TINY, "--hardware=h100", "--devices=8-64"], "a range is LOW..HIGH, in doublings; nearest: 8..64"),
+        ([TINY, "--hardware=h100", "--devices=8,16,32"], "nearest: 8..32"),
         ([TINY, "--hardware=h100", "--devices=2..4", "--mesh=fsdp=2"], "nearest: --devices=2"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=-1"], "say how many there are"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is outside [0, 3]; nearest bound: 3"),
@@ -134,6 +136,9 @@ def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, ca
         (["--flops=1e20", "--law="], "neither a file nor a published law"),
         ([TINY, "--flops=1e20"], "together"),
         ([TINY, "--hardware=v5p", "--config.precision.name=fp8"], "TPU v5p has no fp8 unit; nearest: "),
+        ([TINY, "--hardware=h100:2.5", "--price=3"], "--price=3 is the price of one kind; nearest: --hardware=h100:3"),
+        ([TINY, "--hardware=v5p-128"], "nearest: --hardware=v5p --devices=64"),
+        ([TINY, "--hardware=4090"], "did you mean 'rtx4090'"),
         ([TINY, "--hardware=h100,a100"], "a config is planned on one; nearest: --hardware=h100"),
         (["--flops=0"], "not a number above zero"),
         (["--flops=1e20", "--tokens=1e9"], "give one of them"),

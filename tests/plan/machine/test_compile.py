@@ -87,6 +87,23 @@ def test_what_no_slice_has_is_refused_with_the_nearest():
     assert absent_devices.count_slices(load_machine("h100"), 16384) == 1
 
 
+@pytest.mark.parametrize(
+    ("machine", "devices", "words"),
+    [
+        ("v5e", 48, "no slice of TPU v5e has 48 chips; nearest: 32 or 64"),
+        ("v5e", 514, "514 chips of TPU v5e are not 3 equal slices"),
+        ("v5e", 512, ""),
+        ("v5p", 64, ""),
+        ("h100", 7, ""),
+        ("h100", 48, ""),
+        ("h100", 12, "12 devices are not whole nodes of 8; the trainer takes 2 nodes of 6"),
+    ],
+)
+def test_a_number_that_nobody_rents_out_is_said(machine, devices, words):
+    text = absent_devices.describe_no_slices(load_machine(machine), devices)
+    assert text.startswith(words) and bool(text) == bool(words)
+
+
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(absent_devices, "_is_installed", lambda module: False)
     for chip, extra in (("v5e", "plan-tpu"), ("h100", "plan-cuda")):

@@ -20,6 +20,7 @@ NAMES = {
     "gb200": "GB200", "GB300": "GB300", "b300": "B300", "gh200": "GH200", "h20": "H20", "h800": "H800", "a800": "A800",
     "a10g": "A10G", "rtx5090": "RTX 5090", "l40": "L40", "RTX 6000 Ada": "RTX 6000 Ada", "h200-nvl": "H200 NVL",
     "mi300x": "MI300X", "mi325x": "MI325X", "MI355X": "MI355X", "7x": "TPU v7", "trn2": "Trainium2",
+    "a100-80gb": "A100 80GB SXM", "H100-80GB": "H100 SXM", "v100-32gb": "V100 SXM2 32GB",
     "NVIDIA H100 80GB HBM3": "H100 SXM", "TPU v5 lite": "TPU v5e", "H100 SXM": "H100 SXM",
 }  # fmt: skip
 MINE = {
@@ -101,3 +102,21 @@ def test_an_unknown_name_lists_the_known_and_how_to_describe_ones_own():
     assert "\n" not in str(caught.value)
     with pytest.raises(BadInput, match="No such file"):
         load_machine("nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("4090", "did you mean 'rtx4090'"),
+        ("mi300", "did you mean 'mi300x'"),
+        ("h10O", "did you mean 'h100'"),
+        # Google Cloud TPU documentation: v5p-128 has 128 TensorCores on 64 chips, v6e-64 has 64 chips
+        ("v5p-128", "is a slice of 64 chips; nearest: --hardware=v5p --devices=64"),
+        ("tpu-v5litepod-256", "nearest: --hardware=v5e --devices=256"),
+        ("v6e-64", "nearest: --hardware=v6e --devices=64"),
+    ],
+)
+def test_a_name_that_is_nearly_one_or_that_of_a_slice_gets_the_right_one(name, hint):
+    with pytest.raises(BadInput, match=hint) as caught:
+        load_machine(name)
+    assert "\n" not in str(caught.value)

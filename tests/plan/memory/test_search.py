@@ -74,13 +74,14 @@ def test_the_nearest_plan_is_the_fastest_of_all_that_fit(gib):
     ("batch", "devices", "rounded"),
     [
         (512, 12, 504), (512, 7, 504), (1024, 96, 1056), (1024, 1000, 1000), (512, 64, None),
-        (128, 768, 96), (128, 512, None), (128, 4096, None),
+        (128, 768, 96), (128, 512, None), (128, 4096, None), (128, 256, None), (512, 768, 480), (64, 96, 60),
     ],
 )  # fmt: skip
 def test_a_batch_that_devices_do_not_divide_is_rounded_to_one_that_they_do(batch, devices, rounded):
     """By hand: multiples of 24, 28, 96 and 1,000; a 32nd of the batch at most where one sequence a device allows it.
 
-    Eight of 768 devices share a sequence; four of 512 take the batch as it is; 4,096 are too many.
+    Eight of 768 devices share a sequence; four of 512 and two of 256 take the batch as it is; 4,096 are too many. Of
+    512 sequences on 768 devices eight share one (480) rather than none (768), four (576) or two (384).
     """
     changes = levers.round_batch(config(**{"train.global_batch": batch, "train.steps": 1000}), devices)
     steps = rounded and math.ceil(1000 * batch / rounded)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from scalelab.model.attention.fused.output import PartOutput
+from scalelab.model.attention.fused.splash_masks import causal_mask
 from scalelab.model.attention.mask import Scoring, by_window
 
 TPU_LANES = 128  # sequences and heads come in multiples of a TPU's lanes
@@ -22,18 +23,16 @@ def splash_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """Causal attention [B, S, N, H] within documents; distances are refused by `kernel_obstacle`."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
     (segment_BS, is_global), window = scoring.mask_info, scoring.window
-    length, heads = q_BSNH.shape[1], q_BSNH.shape[2]
+    length = q_BSNH.shape[1]
     q_BNSH, k_BKTH, v_BKTH = _heads_first(q_BSNH * scoring.scale, k_BSKH, v_BSKH)
     segments = None if segment_BS is None else (segment_BS,) * 2
 
     def attend_with(mask: Any) -> Callable:
-        return lambda: jax.vmap(_make_kernel(mask, heads, interpret))(q_BNSH, k_BKTH, v_BKTH, _documents(segments))
+        return lambda: jax.vmap(_make_kernel(mask, interpret))(q_BNSH, k_BKTH, v_BKTH, _documents(segments))
 
-    whole = attend_with(masks.CausalMask((length, length)))
-    near = attend_with(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
+    whole = attend_with(causal_mask((length, length)))
+    near = attend_with(causal_mask((length, length), window)) if window else whole
     return by_window(near, whole, is_global).swapaxes(1, 2)
 
 
@@ -49,7 +48,7 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
 
     def kernel_of(q: jax.Array, k: jax.Array) -> Any:
         size = q.shape[1], k.shape[1]
-        return _make_kernel(masks.CausalMask(size) if causal else masks.FullMask(size), q.shape[2], interpret)
+        return _make_kernel(causal_mask(size) if causal else masks.FullMask(size), interpret)
 
     def options(kernel: Any) -> Any:
         names = "mask_value is_mqa block_sizes residual_checkpoint_name mask_function attn_logits_soft_cap interpret"
@@ -82,15 +81,14 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
     return forward, backward
 
 
-def _make_kernel(mask: Any, heads: int, interpret: bool) -> Any:
+def _make_kernel(mask: Any, interpret: bool) -> Any:
+    """The kernel of any number of heads: one mask serves all, and jax reads it again for every other number of them."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     of_queries, of_keys = map(_block_tokens, mask.shape)
     sizes = splash.BlockSizes(*(of_queries, of_keys, of_keys), *(of_queries, of_keys, of_keys), of_queries, of_keys)
-    return splash.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
-    )
+    return splash.make_splash_mha_single_device(masks.MultiHeadMask([mask]), block_sizes=sizes, interpret=interpret)
 
 
 def _documents(segments: tuple[jax.Array, jax.Array] | None) -> Any:
