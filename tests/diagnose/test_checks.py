@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.leaves.scales import confident_log_z
 from scalelab.diagnose.checks.state import eps
 from scalelab.diagnose.checks.state.optimizer import largest_update
@@ -20,6 +21,7 @@ from scalelab.diagnose.probes.leaves.saved import SavedStep
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.diagnose.rank import diagnose
+from scalelab.diagnose.verdict import Judged
 from scalelab.train.checkpoints import copies
 from tests.diagnose.evidences import STEPS, ask, causes, doctor, doctor_layers, healthy, recorded_gaps, with_record
 
@@ -312,6 +314,31 @@ def test_a_clip_that_never_acts_is_a_cause_only_where_gradients_threw_the_loss_u
     assert "clip_missing" not in causes(thrown_up()) and "clip_missing" not in causes(healthy(optim__clip_norm=1e9))
     notes = [gap.missing for gap in diagnose(healthy(optim__clip_norm=1e9)).gaps if gap.cause == "clip_missing"]
     assert len(notes) == 1 and notes[0].startswith("optim.clip_norm=1e+09 never acts: the largest gradient norm is 0.5")
+
+
+def test_a_decay_of_a_tenth_in_each_step_is_named_and_is_no_uncorrected_moment():
+    """Independent of the LR: the update of the first steps is mostly decay, far above what Adam's moments allow."""
+    tenth = {"schedule__wd_shape": "independent", "optim__weight_decay": 0.1, "optim__peak_lr": 0.003}
+    warmup = healthy().values["schedule.warmup_steps"]
+    decayed = doctor(healthy(**tenth), "update_norm", lambda s, u: u + 0.1 * 28 * s / warmup, 1, 9)  # LR / its peak
+    shrunk = doctor(decayed, "param_norm", lambda s, p: p * max(0.5, 1 - s / 100))
+    assert causes(shrunk)[0] == "decay_wrong" and "no_bias_correction" not in causes(shrunk)
+    usual = healthy(**tenth | {"optim__weight_decay": 0.0003})  # 0.1 times the LR, as AdamW's own
+    assert not {"decay_wrong", "no_bias_correction"} & set(causes(usual))
+
+
+def test_logits_that_drift_under_a_loss_of_ones_own_are_that_loss_s():
+    drifts = doctor_layers(healthy(train__loss="mine:term"), "logits/log_z", lambda s, z: z + s / 20)
+    (drift,) = (verdict for verdict in diagnose(drifts).verdicts if verdict.cause == "logit_drift")
+    assert "mine:term" in drift.knob and "z_loss" not in drift.knob
+
+
+def test_an_optimizer_whose_definition_has_no_correction_is_not_told_to_turn_it_on():
+    """RMSProp's first update is 1 / sqrt(1 - beta2) times a late one; AdamW's without correction is one, too."""
+    probes = {"update_rms/1": 3.16, "update_rms/10": 1.2, "update_rms/1000": 1.0}
+    for name, expected in (("rmsprop", []), ("adamw", ["no_bias_correction"]), ("mine:adam", ["no_bias_correction"])):
+        evidence = types.SimpleNamespace(values={"optim.name": name}, probes=probes)
+        assert [x.cause for x in live.check_optimizer(evidence) if not isinstance(x, Judged)] == expected
 
 
 def test_log_z_of_sure_predictions_is_no_drift():

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
@@ -77,9 +78,9 @@ def check_optimizer(evidence: Evidence) -> Findings | None:
     if sizes and (settled := sizes[max(sizes)]) > 0:
         largest = max(sizes, key=lambda step: sizes[step])
         over = sizes[largest] / settled / OVERSHOOT
-        if over > 1:
+        name = str(evidence.values["optim.name"])
+        if over > 1 and (":" in name or "bias_correction" in OPTIM_DEFAULTS.get(name, {})):  # RMSProp's has none
             text = f"on constant gradients update {largest} is {sizes[largest] / settled:.3g} times a late one"
-            name = str(evidence.values["optim.name"])
             knob = "optim.bias_correction=true"
             if ":" in name:
                 text += f": {name} divides one of its averages by another's correction, or by none"

@@ -155,6 +155,9 @@ def check_log_z(evidence: Evidence) -> Findings | None:
     text += f"; train.z_loss={evidence.values['train.z_loss']}"
     knob = "train.z_loss=1e-4"
     confirm = "scalelab train … --config.train.z_loss=1e-4, and compare logits/log_z"
+    if own := evidence.values["train.loss"]:
+        knob = f"what {own} does with the size of the logits"
+        confirm = "scalelab train … --config.train.loss='', and compare logits/log_z"
     kind, ends = "signature" if rising else "symptom", (int(log_z.steps[high][0]), int(log_z.steps[high][-1]))
     return [make_verdict("logit_drift", kind, float(size.max()) / HIGH_LOG_Z, text, knob, confirm, ends)]
 

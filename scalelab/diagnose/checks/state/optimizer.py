@@ -52,10 +52,16 @@ def update_rms(evidence: Evidence) -> Series:
     shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
     update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))
     good = rate > 0
-    decay = float(evidence.values["optim.weight_decay"] or 0.0)
     before = param_norm[good] + update_norm[good]
-    direction = np.maximum(update_norm[good] / rate[good] - decay * before, 0.0)
+    direction = np.maximum(update_norm[good] / rate[good] - _decay_of_lr(evidence)[0] * before, 0.0)
     return Series(shared[good], direction / max(evidence.n_parameters, 1) ** 0.5)
+
+
+def _decay_of_lr(evidence: Evidence) -> tuple[float, float]:
+    """(the factor on LR x weights, that factor for a weight_decay of 1): an independent decay is one of LR / peak."""
+    independent = evidence.values["schedule.wd_shape"] == "independent"
+    unit = 1 / max(float(evidence.values["optim.peak_lr"] or 0.0), TINY) if independent else 1.0
+    return float(evidence.values["optim.weight_decay"] or 0.0) * unit, unit
 
 
 def _is_plain_adam(evidence: Evidence) -> bool:
@@ -172,14 +178,15 @@ def check_decay(evidence: Evidence) -> Findings | None:
     params = evidence.series("param_norm").finite()
     if len(lr.steps) < 10 or len(params.steps) < 10:
         return [Gap("decay_wrong", "fewer than ten lines", "log.every_steps=1")]
-    return [*_strong(evidence, decay, lr, params), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
+    return [*_strong(evidence, lr, params), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
             *_vectors(evidence)]  # fmt: skip
 
 
-def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Findings:
+def _strong(evidence: Evidence, lr: Series, params: Series) -> Findings:
     """Judge a decay that leaves the weights no memory, or one far above the optimizer's own under which they shrink."""
-    if evidence.values["optim.name"] == "adam" or evidence.values["schedule.wd_shape"] == "independent":
+    if evidence.values["optim.name"] == "adam":
         return []
+    decay, unit = _decay_of_lr(evidence)
     turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
     optimizer = evidence.values["optim.name"]
     usual = float(OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0])
@@ -188,7 +195,10 @@ def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Fin
     over, better = 2 * turnovers * DECAY_TIME, decay * GOOD_TURNOVERS / max(turnovers, TINY)
     if usual and better >= FAR_FACTOR * usual:
         better = usual  # this very check may call a value so far above the optimizer's own wrong
-    text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
+    text = (
+        f"weight decay {decay / unit:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps"
+    )
+    text += f"; independent of the LR, it is {decay:.3g} times the LR)" if unit != 1.0 else ")"
     fall = float(params.values.min() / max(params.values[0], TINY))
     if usual and decay >= FAR_FACTOR * usual and fall < SHRUNK:
         text += f"; it is {decay / usual:.3g} times {optimizer}'s own {usual:g}, and the weights' norm fell to "
@@ -196,7 +206,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series, params: Series) -> Fin
         over, better = max(over, SHRUNK / fall), min(better, usual)
     elif turnovers * DECAY_TIME <= 1:
         return []
-    knob = f"optim.weight_decay={better:.2g}"
+    knob = f"optim.weight_decay={better / unit:.2g}"
     return [make_verdict("decay_wrong", "signature", over, text, knob, "scalelab sweep over optim.weight_decay")]
 
 
