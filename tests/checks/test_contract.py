@@ -1,4 +1,4 @@
-"""The cases of the contract: each builds, plants what it says, and is scored as README.md says; nothing is trained."""
+"""The cases of the contract: each builds, plants what it says, and is scored by its rules; nothing is trained."""
 
 import ast
 import pathlib
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import checks.diagnosis.contract.__main__ as door
-import checks.diagnosis.contract.sixth.__main__ as sixth
+import checks.diagnosis.contract.sixth.door as sixth
 from checks.diagnosis.contract import doctored, runs
 from checks.diagnosis.contract.case import BASE, HEALTHY, LINES, Answer
 from checks.diagnosis.contract.score import is_right, score_answer

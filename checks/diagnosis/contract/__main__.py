@@ -6,8 +6,8 @@
 Each result is kept in --workdir, so the same command goes on with what is missing. --harm also trains each fault, and
 the run without it, over two seeds. `diagnose` is asked with --live; --as-typed: without options; --without-live: with
 --fast, by the folder alone, without what only the program shows. A whole half takes an hour of CPU; it writes
-contract_HALF.json and .md into checks/results. Read README.md before a sealed half. Exit 1 where the goals are missed,
-2 bad input.
+contract_HALF.json and .md into checks/results. Read checks/diagnosis/contract.md before a sealed half. Exit 1 where the
+goals are missed, 2 bad input.
 
     python -m checks.diagnosis.contract --only="rows twice in a batch"
 """

@@ -1,7 +1,8 @@
 """A case: a fault as a user could have made it, or an odd run that is as it should be; with what a right answer says.
 
-A case is written from the contract in words (README.md), before any check of it. Its values are those of the command
-line; `mine:NAME` is a function of the half's `mine.py`, copied beside the config file as a user's own module.
+A case is written from the contract in words (checks/diagnosis/contract.md), before any check of it. Its values are
+those of the command line; `mine:NAME` is a function of the half's `mine.py`, copied beside the config file as a user's
+own module.
 """
 
 from collections.abc import Mapping

@@ -2,21 +2,21 @@
 
 It stands here since a line there would make every result of the earlier halves stale, though nothing of theirs changed.
 
-    python -m checks.diagnosis.contract.sixth --half=sixth/open --sizes=1 --as-typed
+    python -m checks.diagnosis.contract.sixth.door --half=sixth/open --sizes=1 --as-typed
 """
 
 import sys
 from collections.abc import Sequence
 
-from checks.diagnosis.contract import __main__ as door
+from checks.diagnosis.contract import __main__ as contract
 
 HALVES = ("sixth/open", "sixth/sealed")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the cases of a half. Exit code: as of the other door."""
-    door.HALVES = (*door.HALVES, *HALVES)
-    return door.main(argv)
+    contract.HALVES = (*contract.HALVES, *HALVES)
+    return contract.main(argv)
 
 
 if __name__ == "__main__":
