@@ -10,8 +10,7 @@ devices; --quick takes each layout with one variant of the model instead of two,
 layers they don't divide; --options takes models that have these options of the block and of attention; then nothing is
 counted. --experts takes layouts of models with experts instead, and stores their rows in
 checks/results/parallelism_experts.*, beside the others' with their dates. The whole (`make test-parallel`) is written
-to checks/results/parallelism.*. Each layout is stored in the workdir when it ends: run it again to resume. XLA's fake
-devices wait for each other in one process; on a busy machine they may wait until XLA ends it.
+to checks/results/parallelism.*. Each layout is stored in the workdir when it ends: run it again to resume.
 
     python -m checks.numerics.parallelism --quick
 """

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
 
@@ -10,6 +9,7 @@ LEAK = 1e-3  # change of a logit / their RMS; exactly 0 without a leak (masked p
 DIVIDED = 0.05  # of a ratio of K or 1/K; the same batch in fp32 has either to some 1e-6
 BETWEEN = "what is done to gradients between micro-batches (a clip, a factor): they are added up, and divided once"
 RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
+UNCORRECTED = ("rmsprop",)  # by definition (Tieleman & Hinton 2012): its squares start at zero
 SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms: at most 1.1
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
@@ -79,7 +79,7 @@ def check_optimizer(evidence: Evidence) -> Findings | None:
         largest = max(sizes, key=lambda step: sizes[step])
         over = sizes[largest] / settled / OVERSHOOT
         name = str(evidence.values["optim.name"])
-        if over > 1 and (":" in name or "bias_correction" in OPTIM_DEFAULTS.get(name, {})):  # RMSProp's has none
+        if over > 1 and name not in UNCORRECTED:
             text = f"on constant gradients update {largest} is {sizes[largest] / settled:.3g} times a late one"
             knob = "optim.bias_correction=true"
             if ":" in name:
