@@ -52,7 +52,7 @@ def make_ours(static: Static, params: Any, prompts: np.ndarray) -> Callable[[], 
     ids, first = generate.pad_prompts(list(prompts))
     rules = generate.Rules(static.model.vocab_size, greedy=True, restricted=False)
     draws = generate.Draws(0.0, 0, 1.0, 0, np.arange(len(prompts)))
-    length = generate.cache_length(static, PROMPT + NEW)
+    length, params = generate.cache_length(static, PROMPT + NEW), generate.arrange_params(static, params)
 
     def draw() -> np.ndarray:
         texts = generate.begin(static, length, params, ids, first, NO_END)

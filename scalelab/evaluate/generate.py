@@ -61,6 +61,11 @@ def cache_length(static: Static, tokens: int) -> int:
     return min(static.model.seq_len, -(-tokens // CACHE_STEP) * CACHE_STEP)
 
 
+def arrange_params(static: Static, params: Any) -> Any:
+    """The parameters as `begin` and `go_on` read them fastest (`decode.by_layer`)."""
+    return params if keeps_tokens(static) else decode.by_layer(static.model, params)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def begin(
     static: Static, length: int, params: Any, ids_BT: jax.Array, first_B: jax.Array, separator: jax.Array

@@ -102,10 +102,11 @@ def _draw_batch(
     restricted = bool(options.top_k or options.top_p < 1)
     rules = generate.Rules(tokenizer.vocab_size, options.temperature == 0, restricted)
     draws = generate.Draws(**options._asdict(), draw_B=np.tile(np.arange(count), len(prompts)))
-    texts, done = generate.begin(model.static, length, model.params, ids_BT, first_B, separator), 0
+    params = generate.arrange_params(model.static, model.params)
+    texts, done = generate.begin(model.static, length, params, ids_BT, first_B, separator), 0
     while done < most and not texts.done_B.all():
         done = min(done + TOKENS_AT_ONCE, most)
-        texts = generate.go_on(model.static, rules, model.params, texts, np.int32(done), separator, draws)
+        texts = generate.go_on(model.static, rules, params, texts, np.int32(done), separator, draws)
         report(done)
     rows = zip(np.asarray(texts.ids_BC), np.asarray(texts.nats_BC, np.float64), strict=True)
     return [_cut_at_end(ids, nats, tokenizer.separator, int(texts.drawn)) for ids, nats in rows]

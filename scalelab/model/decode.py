@@ -3,6 +3,7 @@
 Shapes: L layers, B batch, T new tokens, C the cache's length, K key/value heads, H d_head, V vocab.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,15 +14,24 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention.documents import CachePast, PackedDocuments, SplitTokens
 from scalelab.model.attention.latent import attention_kind
-from scalelab.model.pieces import end_in_logits, run_pieces
-from scalelab.model.stacks import by_stack
+from scalelab.model.pieces import Params, Pieces, end_in_logits, layers_at_once, run_pieces
+from scalelab.model.stacks import all_layer_flags, by_stack, list_layers, select_layers, stacks
 from scalelab.precision.policy import FP32, Policy, array_dtype
+
+
+class LayerList(NamedTuple):
+    """A model's parameters with each layer's in arrays of their own: `by_layer`."""
+
+    outside: Params  # all but the blocks'
+    layers: tuple[Params, ...]
 
 
 class KVCache(NamedTuple):
     """Keys, values and documents of the tokens so far."""
 
-    keys: Any  # {"k", "v"}: [L, B, C, K, H] in the policy's compute dtype; of latent attention {"latent"}, one head
+    # {"k", "v"}: [L, B, C, K, H] in the policy's compute dtype; of latent attention {"latent"}, one head. Beside a
+    # `LayerList` a tuple of such dicts without L, one a layer.
+    keys: Any
     segment_BC: jax.Array  # each token's document, as the index of the document's first token
     filled: jax.Array  # tokens in the cache
     first_B: jax.Array  # index of the current document's first token
@@ -36,6 +46,24 @@ class DocumentStarts(NamedTuple):
 
 
 ONE_DOCUMENT = DocumentStarts()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _split_layers(shape: ModelShape, params: Params) -> tuple[Params, ...]:
+    return tuple(layer for _, layer in list_layers(shape, params))
+
+
+def by_layer(shape: ModelShape, params: Params) -> Params | LayerList:
+    """The parameters as tokens are decoded fastest: where a scan is unrolled, a copy of the blocks' layer by layer.
+
+    From stacked arrays XLA:CPU copies each layer's parameters and cache at every token: more than half of the time
+    (checks/speed/sampling).
+    """
+    if layers_at_once(shape, shape.n_layers) < shape.n_layers:
+        return params
+    names = {stack.name for stack in stacks(shape)}
+    outside = {name: group for name, group in params.items() if name not in names}
+    return LayerList(outside, _split_layers(shape, {name: params.get(name, {}) for name in names}))
 
 
 def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP32) -> KVCache:
@@ -53,7 +81,7 @@ def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP3
 
 def decode_tokens(
     shape: ModelShape,
-    params: Any,
+    params: Params | LayerList,
     tokens_BT: jax.Array,
     cache: KVCache,
     policy: Policy = FP32,
@@ -73,9 +101,28 @@ def decode_tokens(
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
     tokens = SplitTokens(tokens_BT, None, packed)
-    more = {name: {"cache": {"attention": keys}} for name, keys in by_stack(shape, cache.keys).items()}
     pieces = transformer.make_pieces(shape, policy, tokens, end_in_logits(shape))
-    logits, written = run_pieces(shape, pieces, params, more)
-    keys = written["cache"]["attention"]
+    run = _run_layers if isinstance(params, LayerList) else _run_stacks
+    logits, keys = run(shape, pieces, params, cache.keys)
     filled = cache.filled + tokens_BT.shape[1]
     return logits, KVCache(keys, segment_BC, filled, first_BT[:, -1], tokens_BT[:, -1].astype(jnp.int32))
+
+
+def _run_stacks(shape: ModelShape, pieces: Pieces, params: Params, keys: Any) -> tuple[jax.Array, Any]:
+    """(logits, the cache's keys) by a scan over each stack."""
+    more = {name: {"cache": {"attention": part}} for name, part in by_stack(shape, keys).items()}
+    logits, written = run_pieces(shape, pieces, params, more)
+    return logits, written["cache"]["attention"]
+
+
+def _run_layers(shape: ModelShape, pieces: Pieces, params: LayerList, keys: Any) -> tuple[jax.Array, Any]:
+    """(logits, the cache's keys) of the layers one after another; a cache that is new is stacked."""
+    kinds = [stack.block for stack in stacks(shape) for _ in range(stack.depth)]
+    if isinstance(keys, dict):
+        keys = [jax.tree.map(lambda x, i=i: x[i], keys) for i in range(shape.n_layers)]
+    x_BSD, written = pieces.enter(params.outside), []
+    for i, (layer, past) in enumerate(zip(params.layers, keys, strict=True)):
+        flags = select_layers(all_layer_flags(shape), i)
+        x_BSD, wrote = pieces.block({"params": layer, "cache": {"attention": past}}, x_BSD, flags, kinds[i])
+        written.append(wrote["cache"]["attention"])
+    return pieces.leave(params.outside, x_BSD), tuple(written)

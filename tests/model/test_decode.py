@@ -10,6 +10,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
 from scalelab.model.attention.documents import document_segments
+from scalelab.model.pieces import MAX_UNROLLED_LAYERS
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import logit_error, random_params, shape, tokens
 from tests.quick import one_in
@@ -55,6 +56,26 @@ def test_logits_are_those_of_the_training_forward(name, separator):
     expected = transformer.next_token_logits(of, params, given, packed=packed)
     logits = in_pieces(of, params, given, [7, *[1] * 5], separator=separator)
     np.testing.assert_allclose(logits, expected, atol=logit_error(of, expected))
+
+
+UNEQUAL = {"n_layers": 3, "window": 3, "global_every": 2, "nope_every": 3}  # each layer has flags of its own
+
+
+def test_a_list_of_layers_gives_the_logits_of_the_stack():
+    """Each layer with its own parameters, cache and flags; sampling on CPU decodes so."""
+    of = shape(**UNEQUAL)
+    params, given = random_params(of), tokens(of)[:, :-1]
+    split = decode.by_layer(of, params)
+    assert isinstance(split, decode.LayerList) and len(split.layers) == 3 and "blocks" not in split.outside
+    expected = transformer.next_token_logits(of, params, given)
+    atol = logit_error(of, expected)
+    np.testing.assert_allclose(in_pieces(of, split, given, [7, *[1] * 5]), expected, atol=atol)
+
+
+def test_a_deep_model_stays_stacked():
+    of = shape(n_layers=MAX_UNROLLED_LAYERS + 1)
+    params = random_params(of)
+    assert decode.by_layer(of, params) is params
 
 
 @pytest.mark.slow
