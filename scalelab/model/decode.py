@@ -102,8 +102,10 @@ def decode_tokens(
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
     tokens = SplitTokens(tokens_BT, None, packed)
     pieces = transformer.make_pieces(shape, policy, tokens, end_in_logits(shape))
-    run = _run_layers if isinstance(params, LayerList) else _run_stacks
-    logits, keys = run(shape, pieces, params, cache.keys)
+    if isinstance(params, LayerList):
+        logits, keys = _run_layers(shape, pieces, params, cache.keys)
+    else:
+        logits, keys = _run_stacks(shape, pieces, params, cache.keys)
     filled = cache.filled + tokens_BT.shape[1]
     return logits, KVCache(keys, segment_BC, filled, first_BT[:, -1], tokens_BT[:, -1].astype(jnp.int32))
 
