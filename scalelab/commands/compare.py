@@ -49,13 +49,14 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     comparison = api.compare(options.a, options.b)
+    comparison |= {side: given_path(given, comparison[side]) for side in ("a", "b")}
     lines = [*_rewinds(comparison), *_metrics(comparison), *_gap(comparison)]
     if options.html:
         comparison["page"] = api.write_comparison(comparison, options.html, lines)["path"]
         lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
         doubts = [f"{name} is damaged: {why}" for name, why in comparison["damaged"].items()]
-        sides = [f"{side.upper()} = {given_path(given, comparison[side])}" for side in ("a", "b")]
+        sides = [f"{side.upper()} = {comparison[side]}" for side in ("a", "b")]
         heads = [*sides, *doubts, *_sections(comparison)]
         print("\n".join([*heads, *lines]))
     emit_json(comparison, options.json)

@@ -128,3 +128,13 @@ def test_two_more_programs_text_logs_give_what_they_print(tmp_path, text, traini
     for name, values in training.items():
         assert series(run.training, name) == pytest.approx(values), name
     assert series(run.evaluations, "val_loss") == evaluations
+
+
+def test_a_comparison_and_its_page_name_the_paths_that_were_given(tmp_path, capsys):
+    a, b = str(FILES / "trainer_healthy"), str(FILES / "trainer_divergent")
+    page, answer = tmp_path / "page.html", tmp_path / "answer.json"
+    assert main(["compare", a, b, f"--html={page}", f"--json={answer}"]) == 0
+    comparison = json.loads(answer.read_text())
+    assert (comparison["a"], comparison["b"]) == (a, b)
+    assert capsys.readouterr().out.startswith(f"A = {a}\nB = {b}\n")
+    assert f"A = {a}, B = {b}" in page.read_text()
