@@ -10,14 +10,16 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.diagnose.checks.code.live import check_model
 from scalelab.diagnose.checks.code.reference import check_reference
+from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_term
-from scalelab.diagnose.probes.reference.probe import probe_reference
+from scalelab.diagnose.probes.reference.probe import _sides, probe_reference
 from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.model import layers
 from scalelab.model.attention import attention, documents
@@ -103,6 +105,40 @@ def test_an_ordinary_model_agrees_with_a_large_margin(name):
         assert max(side.loss.over, side.tokens.over, *(d.over for d in side.leaves.values())) < 0.5
     named = [finding.cause for finding in findings if isinstance(finding, Gap)]
     assert (named != []) == ("own" in name), "the mathematics of own code are not judged"
+
+
+@pytest.mark.parametrize("noise", [1e8, pytest.param(1e13, marks=pytest.mark.full)])
+def test_weights_of_a_blow_up_accuse_neither_the_code_nor_its_leaves(noise):
+    """At such weights the reference in fp32 is not that in float64: a gradient is NaN or 0 in any program."""
+    comparison, findings = judge(make_subject(noise=noise))
+    assert comparison.blown_up and not [finding for finding in findings if isinstance(finding, Verdict)]
+    assert "code_differs" in {finding.cause for finding in findings if isinstance(finding, Gap)}
+    zeros = {"leaf_gradient/embed/w": 0.0, "leaf_targets": 9, "layer_effect/0": 0.0, "reference": comparison}
+    for check, cause in (
+        (leaves_live.check_gradients, "leaf_stuck"),
+        (leaves_live.check_effects, "layer_adds_nothing"),
+    ):
+        (found,) = check(dataclasses.replace(healthy(), probes=zeros))
+        assert isinstance(found, Gap) and found.cause == cause
+        sound = zeros | {"reference": comparison._replace(blown_up=False)}
+        (found, *_) = check(dataclasses.replace(healthy(), probes=sound | {"leaf_skipped": False, "leaf_lr": 0.0}))
+        assert not isinstance(found, Gap)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", [0.3, 60.0])
+def test_what_rounding_leaves_of_a_saturated_attentions_queries_is_no_fault(noise):
+    """With large weights their gradient vanishes in float64; the same difference is a fault where it does not."""
+    subject, name = make_subject(noise=noise), "blocks.attention.q.w"
+    comparison = probe_reference(subject)["reference"]
+    trained, exact = comparison.sides.trained, comparison.sides.exact
+    left = trained.gradient[name] + exact.norm / np.sqrt(trained.gradient[name].size)
+    changed = trained._replace(gradient={**trained.gradient, name: left})
+    comparison = comparison._replace(sides=_sides(changed, exact, comparison.rounded))
+    findings = check_reference(dataclasses.replace(healthy(), probes={"reference": comparison, "step": 0}))
+    kind, words = (Verdict, "not those of a plain reference") if noise < 1 else (Gap, "attention is saturated")
+    (found,) = [finding for finding in findings if not isinstance(finding, Judged)]
+    assert isinstance(found, kind) and found.cause == "code_gradient" and words in str(found)
 
 
 def forked(module, name, edits):
@@ -276,6 +312,7 @@ ON_A_MESH = """
 import dataclasses, jax
 from scalelab.config import Layout
 from scalelab.diagnose.checks.code.reference import check_reference
+from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.probes.reference.probe import probe_mesh, probe_reference
 from scalelab.train.step import step
 from tests.diagnose.evidences import healthy

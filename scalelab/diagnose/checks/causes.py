@@ -131,7 +131,7 @@ CAUSES = {
 NUMBERS = ("moments_poisoned", "not_finite", "overflow", "loss_scale_collapses", "eps_dominates")
 LOGITS = ("attention_logits", "logit_drift")
 # Also what units leave that died in a blow-up.
-STANDING = ("leaf_stuck", "head_stuck", "rows_stuck", "moments_stuck", "not_learning")
+STANDING = ("leaf_stuck", "head_stuck", "rows_stuck", "moments_stuck", "layer_adds_nothing", "not_learning")
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite", "climbing")
 BLOW_UP = (*LOGITS, *SPIKES, *NUMBERS, "edge_of_stability", "over_clipping", "dead_units")
 # What a program that computes something else leaves in logs and in steps that the reference program takes again.

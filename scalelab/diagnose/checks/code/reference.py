@@ -54,6 +54,10 @@ def _gaps(comparison: Comparison) -> list[Gap]:
                 "losses agree",
             )
         )
+    sides = comparison.own or comparison.sides
+    if saturated := sides.saturated if sides else []:
+        why = f"attention is saturated: the gradient of {saturated[0]} vanishes, and rounding makes what is left of it"
+        gaps.append(Gap("code_gradient", why, "a checkpoint before it", "losses agree"))
     return gaps
 
 
@@ -86,7 +90,7 @@ def _judge_exact(comparison: Comparison, sides: Sides, k: int) -> Verdict | None
             f"each token's loss is right, but the step's loss is {sides.trained.loss:.6g}, not {sides.exact.loss:.6g}"
         )
         return _verdict("code_loss", sides.loss.over, text, "the sum of losses over tokens", where)
-    if differing:
+    if differing and not sides.saturated:
         text = f"losses are right, but gradients are not those of a plain reference: {_describe_leaves(differing)}"
         return _verdict(
             "code_gradient", max(d.over for d in differing.values()), text, "the backward of these parts", where
@@ -97,7 +101,7 @@ def _judge_exact(comparison: Comparison, sides: Sides, k: int) -> Verdict | None
 def _judge_own_precision(evidence: Evidence, comparison: Comparison) -> Verdict | None:
     """Name a difference that only the run's own number formats have."""
     sides, name = comparison.own, evidence.values["precision.name"]
-    if sides is None or not (sides.loss.over > 1 or sides.differing):
+    if sides is None or not (sides.loss.over > 1 or (sides.differing and not sides.saturated)):
         return None
     over = max([sides.loss.over, *(d.over for d in sides.leaves.values())])
     text = f"in fp32 the program is right; under precision.name={name} "

@@ -15,6 +15,7 @@ GRADIENTS = "gradient and change of each leaf, head and row of the embedding are
 EFFECTS = "each layer adds something: without it the loss changes"
 OPTIMIZER = "a step's moments and changes are those of the optimizer, by hand"
 STEP_ROUNDING = 8 * HALF_ULP  # relative error of a weight after one step
+BLOWN_UP, SOUND = "the weights are too large for fp32, in which gradients overflow or vanish", "a checkpoint before it"
 LEAST_EFFECT = 1e-5  # nats of a token, RMS; fp32 leaves some 1e-6 at losses of 10 nats, a layer that is trained 1e-3
 OFF = 1e-3  # relative error of moments and changes in fp32; healthy: at most 1e-5
 OFF_HALF = 3e-2  # under formats of fewer bits, whose gradients another compiled program rounds differently
@@ -36,6 +37,8 @@ def check_gradients(evidence: Evidence) -> Findings:
     gradients, where = by_name(evidence, "leaf_gradient"), (int(evidence.probes.get("leaf_step", 0)),) * 2
     if not gradients:
         return []
+    if _has_blown_up(evidence):
+        return [Gap("leaf_stuck", BLOWN_UP, SOUND)]
     if _may_underflow(evidence):
         why = f"{evidence.values['precision.name']} turns small gradients to zero, whatever the leaf"
         return [Gap("leaf_stuck", why, "precision.name=fp16, bf16 or fp32")]
@@ -65,6 +68,11 @@ def check_gradients(evidence: Evidence) -> Findings:
 
 def _test(cause: str, text: str, knob: str, where: tuple[int, int], over: float = np.inf) -> Verdict:
     return make_verdict(cause, "test", over, text, knob, "measured on a step of the trained program", where)
+
+
+def _has_blown_up(evidence: Evidence) -> bool:
+    comparison = evidence.probes.get("reference")
+    return comparison is not None and comparison.blown_up
 
 
 def _may_underflow(evidence: Evidence) -> bool:
@@ -101,6 +109,8 @@ def check_effects(evidence: Evidence) -> Findings:
         return []
     if not effects:
         return [Gap("layer_adds_nothing", "no layer was left out of the model", "--live")]
+    if _has_blown_up(evidence):
+        return [Gap("layer_adds_nothing", BLOWN_UP, SOUND)]
     idle = [layer for layer, effect in effects.items() if effect <= LEAST_EFFECT]
     if not idle:
         return [Judged(EFFECTS)]

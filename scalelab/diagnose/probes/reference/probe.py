@@ -24,6 +24,8 @@ from scalelab.diagnose.probes.subject import Subject
 from scalelab.errors import BadInput
 from scalelab.precision.policy import FP32, POLICIES, TF32, Policy
 
+MOST_NATS = 2.0**14  # a loss beyond it is made of logits whose rounding in fp32 changes probabilities by 1e-3
+VANISHED = 2.0**-24  # of the whole gradient's norm
 NARROW = 2.0**-6  # of a leaf's own norm, under formats of 8 to 11 bits: beside NOISE times their rounding
 
 
@@ -40,6 +42,12 @@ class Sides(NamedTuple):
     def differing(self) -> dict[str, Difference]:
         """Parameters whose gradients differ by more than rounding."""
         return {name: d for name, d in self.leaves.items() if d.over > 1}
+
+    @property
+    def saturated(self) -> list[str]:
+        """Queries and keys whose gradient differs and vanishes: rounding makes it all where attention is saturated."""
+        names = [name for name in self.differing if name.endswith(("attention.q.w", "attention.k.w"))]
+        return [name for name in names if self.leaves[name].exact <= VANISHED * self.exact.norm]
 
     @property
     def agree(self) -> bool:
@@ -67,6 +75,7 @@ class Comparison(NamedTuple):
     rounded: Answer | None = None  # the reference in fp32
     mesh: Sides | None = None  # the program on the run's mesh, in fp32
     mesh_refused: str = ""
+    blown_up: bool = False  # the weights are too large for the reference's loss and gradient in fp32
 
 
 def probe_reference(subject: Subject) -> dict[str, Any]:
@@ -95,8 +104,8 @@ def compare_with_reference(subject: Subject) -> Comparison:
     if question is None:
         return Comparison(subject.step, refused, user_code=user_code)
     exact, rounded = compare.ask(question), compare.ask(question, np.float32)
-    if not (np.isfinite(exact.norm) and np.isfinite(rounded.norm)):
-        return Comparison(subject.step, "the reference's loss or gradient is not finite", user_code=user_code)
+    if refused := _beyond_fp32(exact, rounded):
+        return Comparison(subject.step, refused, user_code=user_code, blown_up=True)
     static, state = exact_precision(subject)
     trained = trained_answer(static, state, subject)
     token_nll = np.where(question.reading.targets >= 0, trained_token_losses(subject), 0.0)
@@ -120,6 +129,17 @@ def compare_with_reference(subject: Subject) -> Comparison:
         return result._replace(fault=_gradient_fault(subject, question, sides, rounded))
     own, own_refused = _under_own_policy(subject, question, exact)
     return result._replace(own=own, own_refused=own_refused)
+
+
+def _beyond_fp32(exact: Answer, rounded: Answer) -> str:
+    """Why fp32 can't hold the model at these weights, as after a blow-up; "" where it can."""
+    if not (np.isfinite(exact.norm) and np.isfinite(rounded.norm)):
+        return "the reference's loss or gradient is not finite"
+    same = abs(rounded.loss - exact.loss) <= abs(exact.loss) and rounded.norm <= 2 * exact.norm <= 4 * rounded.norm
+    if same and exact.loss <= MOST_NATS:
+        return ""
+    losses = f"the reference has loss {rounded.loss:.3g} and gradient norm {rounded.norm:.3g}"
+    return f"weights too large for fp32: {losses}, in float64 {exact.loss:.3g} and {exact.norm:.3g}"
 
 
 def _left_out(question: Question, sides: Sides) -> tuple[str, str, str] | None:
