@@ -213,6 +213,13 @@ MISTAKES = {
     "fit README.md --approach=2 --at=U=1": "unknown argument '--at=U=1'",
     "fit README.md --approach=2 --next=2": "unknown argument '--next=2'; did you mean '--next-runs'?",
     "fit README.md --forks=Makefile": "unknown argument '--forks=Makefile'",
+    # What stands alone, and what is missing beside it.
+    "train configs/tiny.py": "unknown argument 'configs/tiny.py'; write --config=configs/tiny.py; required: ",
+    "train --workdir=new configs/tiny.py": "unknown argument 'configs/tiny.py'; write --config=configs/tiny.py\n",
+    "prepare --output=new": "unknown argument '--output=new'; did you mean '--out'?; required: --source, ",
+    "prepare README.md": "unknown argument 'README.md'; write --source=README.md; required: --source",
+    "plan --flops=1e20 --config=configs/tiny.py h100": "unknown argument 'h100'; write --hardware=h100\n",
+    "eval runs/a b": "unknown argument 'b'\n",
     "sweep --workdir=configs --status": "'configs' holds no sweep",
     "coordcheck --config=configs/tiny.py --widths=64": "'64' is not two whole sizes or more",
     "coordcheck --config=configs/tiny.py --widths=64,wide": "'64,wide' is not two whole sizes or more",

@@ -23,6 +23,7 @@ from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 
 WHOLE_HELP = "--help=all"
+BARE = ("--config", "--source", "--hardware")  # options whose value is often written without them
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
 
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
         self.sources: Callable[[Any], None] = lambda options: None
-        self.common, self.details = frozenset[str](), ""
+        self.common, self.details, self.given = frozenset[str](), "", list[str]()
         self.before: Callable[[Sequence[str]], tuple[Any, list[str]]] = lambda argv: (None, list(argv))
         self.after: Callable[[Any, Any], None] = lambda options, taken: None
         text, example = split_example(doc or "")
@@ -85,7 +86,27 @@ class Parser(argparse.ArgumentParser):
         return self.format_help()
 
     def error(self, message: str) -> NoReturn:
+        required, _, names = message.partition(": ")
+        if required == "the following arguments are required" and (unknown := self._find_unknown()):
+            message = f"{self._describe_unknown(unknown)}; required: {names}"
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
+
+    def _find_unknown(self) -> str | None:
+        """The first argument that the command doesn't know, where others are missing; None if it knows all."""
+        missing = [action for action in self._actions if action.required]
+        for action in missing:
+            action.required = False
+        _, unknown = self.parse_known_args(self.given)
+        return unknown[0] if unknown else None
+
+    def _describe_unknown(self, word: str) -> str:
+        """Say that an argument is unknown, with the nearest known one, or the option that takes what stands alone."""
+        if word.startswith("-"):
+            return f"unknown argument {word!r}{self._nearest_option(word.split('=')[0])}"
+        options = [option for action in self._actions for option in action.option_strings]
+        takes = (o for o in BARE if o in options and not any(arg.startswith(o) for arg in self.given))
+        hint = next((f"; write {option}={word}" for option in takes), "")
+        return f"unknown argument {word!r}{hint}"
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
@@ -93,6 +114,7 @@ class Parser(argparse.ArgumentParser):
             print(self._format_whole_help(), end="")
             raise SystemExit(0)
         taken, args = self.before(args)
+        self.given = list(args)
         # Optional values need `=`: in `--json DIR` argparse would take the positional DIR as a path.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
@@ -102,7 +124,7 @@ class Parser(argparse.ArgumentParser):
             if args[args.index(option) + 1] == unknown[0]:  # value of an option that takes one only after `=`
                 raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
         if unknown:
-            raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
+            raise BadInput(self._describe_unknown(unknown[0]))
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # a bad path fails before the work, not after it
             file_path("--json", parsed.json)
