@@ -58,6 +58,7 @@ from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput, quote_path
 from scalelab.record import listing, records
+from scalelab.train.checkpoints.manifest import HEALTHY
 
 
 def main(argv: list[str]) -> int:
@@ -155,12 +156,25 @@ def _print(trained: "api.Trained", destination: str | None) -> None:
         print(f"  {source['source']}: {scored}; {read}", file=sys.stderr)
     if trained.status == "diverged":
         print(
-            f"first its cause, and the key to turn: scalelab diagnose {quote_path(trained.folder)}; then back to a "
-            "saved step before it: "
-            f"scalelab train --workdir={quote_path(trained.folder)} --back-to=STEP --lr-factor=.7",
+            f"first its cause, and the key to turn: scalelab diagnose {quote_path(trained.folder)}; "
+            f"{_way_back(trained.folder)}",
             file=sys.stderr,
         )
     emit_json(trained.to_json(), destination)
+
+
+def _way_back(folder: str) -> str:
+    """Where a diverged run can go on: its last saved step whose state was healthy."""
+    try:
+        saved = api.list_checkpoints(folder)
+    except BadInput:
+        return "then a new run, as no step was saved"
+    states = {row["step"]: row["health"].values() for row in saved if row["looks_ok"]}
+    healthy = [step for step, state in states.items() if all(each == HEALTHY for each in state)]
+    if not healthy:
+        return "then a new run, as no saved step is healthy"
+    back = f"scalelab train --workdir={quote_path(folder)} --back-to={max(healthy)} --lr-factor=.7"
+    return f"then back to its last healthy step: {back}"
 
 
 def _bits(value: float | None, bound: str) -> str:

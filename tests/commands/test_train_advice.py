@@ -1,25 +1,36 @@
 """What `scalelab train` says to run next, in the order in which it helps."""
 
-import pathlib
 import types
 
 import pytest
 
 from scalelab.commands import train
+from scalelab.train.checkpoints import manifest
+
+SUSPECT = "suspect: the last 11 batches were skipped"
 
 
-@pytest.mark.parametrize("status", ["diverged", "done"])
-def test_a_run_that_blew_up_is_first_diagnosed_and_then_taken_back(capsys, status):
-    trained = types.SimpleNamespace(
-        name="run", folder=pathlib.Path("my runs/run"), status=status, final_step=40, by_source={},
-        val_loss=48.9, bpb=70.0, bpb_bound="", to_json=dict,
-    )  # fmt: skip
-    train._print(trained, None)
-    advice = capsys.readouterr().err.splitlines()[1:]
-    if status == "done":
-        assert not advice
-    else:
-        (line,) = advice
-        assert line.index("scalelab diagnose 'my runs/run'") < line.index(
-            "scalelab train --workdir='my runs/run' --back"
-        )
+def save(folder, states):
+    for step, state in states.items():
+        place = folder / "checkpoints" / str(step)
+        place.mkdir(parents=True)
+        manifest.write_manifest(place, step, {}, {}, {"run": {}}, time=0.0, health={"run": state})
+
+
+@pytest.mark.parametrize("states, way", [
+    ({20: "healthy", 40: "healthy", 60: SUSPECT}, "healthy step: scalelab train --workdir={folder} --back-to=40 --lr-"),
+    ({60: SUSPECT, 80: SUSPECT}, "then a new run, as no saved step is healthy"),
+    ({}, "then a new run, as no step was saved"),
+], ids=["a healthy step", "none healthy", "none saved"])  # fmt: skip
+def test_a_run_that_blew_up_is_first_diagnosed_and_then_taken_back_to_where_it_was_sound(tmp_path, capsys, states, way):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save(folder, states)
+    seen = {"name": "run", "folder": str(folder), "final_step": 90, "by_source": {}, "val_loss": 48.9, "bpb": 70.0,
+            "bpb_bound": "", "to_json": dict}  # fmt: skip
+    train._print(types.SimpleNamespace(status="diverged", **seen), None)
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert line.startswith(f"first its cause, and the key to turn: scalelab diagnose {folder}; ")
+    assert way.format(folder=folder) in line
+    train._print(types.SimpleNamespace(status="done", **seen), None)
+    assert len(capsys.readouterr().err.splitlines()) == 1
