@@ -10,6 +10,7 @@ from scalelab.diagnose.checks.read.again.shingles import (
     LENGTH_BYTES,
     LENGTH_IDS,
     Documents,
+    drop_repeats,
     find_shingles,
     take_documents,
 )
@@ -75,7 +76,7 @@ def judge_evaluated(evidence: Evidence, data: DataSample) -> Findings:
     trained, _ = _passages([part.train for part in data.dataset.parts], length)
     share = float(np.mean(foreign & np.isin(passages, trained)))
     if share <= FOREIGN:
-        return _judge_text(data, rows, np.union1d(held_out, trained), length) or [Judged(EVALUATED)]
+        return _judge_text(data, rows, drop_repeats(np.concatenate([held_out, trained])), length) or [Judged(EVALUATED)]
     text = f"{share:.0%} of the passages that validation losses are taken on stand in the training split and in no "
     text += f"validation document ({len(rows)} windows): the validation loss measures memory"
     knob = "take validation windows from the validation split"
@@ -107,4 +108,4 @@ def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:
     hashes = [
         find_shingles(take_documents(split, max(1, MOST * split.n_tokens // total)), length)[0] for split in splits
     ]
-    return np.unique(np.concatenate(hashes)), total <= MOST
+    return drop_repeats(np.concatenate(hashes)), total <= MOST

@@ -81,6 +81,12 @@ def mix(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
+def drop_repeats(hashes: np.ndarray) -> np.ndarray:
+    """Sort hashes and keep each once, as `numpy.unique` does by a table at eight times the cost."""
+    hashes = np.sort(hashes)
+    return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes
+
+
 class Nearest(NamedTuple):
     """Of each document judged: its number, the nearest other one, and the share of its shingles that stand there."""
 
