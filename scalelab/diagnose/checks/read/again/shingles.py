@@ -87,6 +87,14 @@ def drop_repeats(hashes: np.ndarray) -> np.ndarray:
     return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes
 
 
+def are_among(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Whether each hash is one of `known`, which `drop_repeats` has sorted."""
+    if not len(known):
+        return np.zeros(len(hashes), bool)
+    is_known: np.ndarray = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    return is_known
+
+
 class Nearest(NamedTuple):
     """Of each document judged: its number, the nearest other one, and the share of its shingles that stand there."""
 
