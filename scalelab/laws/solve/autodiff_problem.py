@@ -112,14 +112,15 @@ class AutodiffProblem(Problem):
 
     @functools.cached_property
     def rows(self) -> FitRows:
-        """The points as the compiled functions take them."""
+        """The points as the compiled functions take them, put on the device once for some thousand calls."""
         columns, centred = (
             [np.asarray(each[name], float) for name in self.law.columns]
             for each in (self.columns, self.centre_at or self.columns)
         )
         centre = tuple(np.exp(np.mean(np.log(c))) if np.all(c > 0) else np.mean(c) for c in centred)
         direct = np.array([name in self.direct for name in self.law.params])
-        return FitRows(tuple(columns), np.asarray(self.target, float), centre, direct)
+        with jax.enable_x64(True):
+            return jax.device_put(FitRows(tuple(columns), np.asarray(self.target, float), centre, direct))
 
     def misfits(self, x: np.ndarray) -> np.ndarray:
         """The residuals [R, P]."""

@@ -62,7 +62,7 @@ def test_weights_decide_and_one_loss_is_best_at_one_domain(tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_the_authors_table_of_five_domains(tmp_path, capsys):
+def test_the_authors_table_of_five_domains(tmp_path):
     """Ye et al. 2024, 26 mixtures of a model of 70M: an independent fit and search find nothing better."""
     path = table_path(AUTHORS)
     place = tmp_path / "fit.json"
@@ -88,6 +88,14 @@ def test_the_authors_table_of_five_domains(tmp_path, capsys):
     best = np.array(list(result["shares"].values()))
     assert (best >= low - 1e-9).all() and (best <= high + 1e-9).all()
     assert loss(best) <= min(each.fun for each in found) + 1e-6
+
+
+@pytest.mark.full
+def test_a_column_of_groups_is_asked_about(tmp_path, capsys):
+    path = write_table(tmp_path / "mix.csv")
+    header, *rows = path.read_text().splitlines()
+    grouped = [f"{row},{size}" for row, size in zip(rows, 3 * ["70M", "160M", "305M", "410M"], strict=True)]
+    path.write_text("\n".join([f"{header},group", *grouped]) + "\n")
     assert main(["fit", str(path), "--law=mixture", "--bootstrap=5"]) == 0
     assert "'group' has 4 values: if their losses differ, take one" in capsys.readouterr().out
 

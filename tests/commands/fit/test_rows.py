@@ -13,6 +13,7 @@ from tests.laws.examples import QUICKSTART_LIKE
 from tests.quick import one_in
 from tests.tables import table_path
 
+pytestmark = pytest.mark.usefixtures("narrow_laws_only")
 NAMES = ("run_name", "Run Name", "RUN-ID", "tags.mlflow.runName", "config/model")
 
 

@@ -25,6 +25,7 @@ COMMAND = [
     *SHORT,
     "--config.log.layers_every=2",
     "--config.log.every_steps=3",
+    "--config.model.block=docs.own:quiet",  # its sum, `size`, is logged and drawn like the others
 ]
 LISTS = {
     "grad_norm",
@@ -36,6 +37,7 @@ LISTS = {
     "attention_entropy",
     "eps_share",
     "update_ratio",
+    "block_size",
 }
 
 
@@ -44,6 +46,10 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layers") / "run"
     assert main([*COMMAND, f"--workdir={folder}"]) == 0
     return folder
+
+
+def last_step(run):
+    return [line for line in records.read_metrics(run) if "train_loss" in line][-1]
 
 
 @pytest.mark.full
@@ -61,6 +67,8 @@ def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
             *FAMILIES,
         }
     assert [line["step"] for line in records.read_metrics(run) if "train_loss" in line] == [3, 6]
+    size = last_step(run)["block/size"]
+    assert size > 0 and size == pytest.approx(sum(lines[-1]["block_size"]), rel=1e-5)
     assert not any(LISTS & line.keys() - {"grad_norm", "update_norm"} for line in records.read_metrics(run))
 
 
@@ -114,3 +122,11 @@ def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert {"p99", "loss_1", "rare", "max"} <= set(texts_of(run / "report.html", "batch"))
     assert "worst/row_1" in (run / "figures" / "batch.csv").read_text().splitlines()[0]
     assert "rms" in texts_of(run / "report.html", "batch") and not capsys.readouterr().err
+    page = (run / "report.html").read_text()
+    assert ">block<" in page and ">block_size<" in page  # a panel of curves, a map of layers
+
+
+@pytest.mark.full
+def test_a_sum_of_blocks_is_a_column_of_runs(run, capsys):
+    assert main(["runs", str(run.parent), "--show=name,block/size", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["block/size"] == last_step(run)["block/size"]

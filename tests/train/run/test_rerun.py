@@ -1,5 +1,7 @@
 """A flagged step is taken again: a term of the loss whose arithmetic fails once, as a broken core's would."""
 
+import importlib
+
 import pytest
 
 from scalelab.__main__ import main
@@ -8,11 +10,11 @@ from tests.train.run.test_alarms import SMALL
 
 CORE = """
 import jax, jax.numpy as jnp
-WRONG, calls = {wrong}, []
+wrong, calls = [], []
 
 def factor(x):
     calls.append(1)
-    return jnp.float32(1e12 if len(calls) in WRONG else 1.0)
+    return jnp.float32(1e12 if len(calls) in wrong else 1.0)
 
 def term(a):
     squares = jnp.mean(jnp.square(a.logits().astype(jnp.float32)))
@@ -21,16 +23,23 @@ def term(a):
 """
 
 
-def train(folder, tmp_path, monkeypatch, wrong, **changes):
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """A module of one term, so that runs share their program."""
+    folder = tmp_path_factory.mktemp("core")
+    (folder / "broken_core.py").write_text(CORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("broken_core")
+
+
+def train(folder, core, wrong, **changes):
     """Train 30 steps, 5 a dispatch; in `wrong` are the calls, from 1, in which the core computes nonsense."""
-    name = f"core_of_{folder}"
-    (tmp_path / f"{name}.py").write_text(CORE.format(wrong=wrong))
-    monkeypatch.syspath_prepend(tmp_path)
+    core.wrong[:], core.calls[:] = wrong, []
     keys = SMALL | {"train.steps": 30, "eval.every_steps": 30, "guard.sigmas": 6.0, "guard.rerun": True} | changes
-    keys["train.loss"] = f"{name}:term"
-    code = main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / folder}",
-                 *(f"--config.{key}={value}" for key, value in keys.items())])  # fmt: skip
-    return code, tmp_path / folder
+    keys["train.loss"] = "broken_core:term"
+    words = ["train", "--config=configs/tiny.py", f"--workdir={folder}"]
+    return main([*words, *(f"--config.{key}={value}" for key, value in keys.items())]), folder
 
 
 def events(run, kind="guard"):
@@ -38,13 +47,13 @@ def events(run, kind="guard"):
 
 
 @pytest.mark.full
-def test_a_fault_that_passes_is_the_hardwares_and_the_run_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
-    code, faulty = train("faulty", tmp_path, monkeypatch, [18])
+def test_a_fault_that_passes_is_the_hardwares_and_the_run_goes_on_as_if_it_had_not_been(tmp_path, core):
+    code, faulty = train(tmp_path / "faulty", core, [18])
     assert code == 0
     (event,) = [event for event in events(faulty) if event["signal"] == "hardware"]
     assert "give other bits" in event["text"] and "they are those of the second" in event["text"]
     assert "the run goes on with the second" in event["text"]
-    _, sound = train("sound", tmp_path, monkeypatch, [])
+    _, sound = train(tmp_path / "sound", core, [])
     assert [line["train_loss"] for line in records.read_metrics(faulty) if "train_loss" in line] == [
         line["train_loss"] for line in records.read_metrics(sound) if "train_loss" in line
     ]
@@ -52,11 +61,11 @@ def test_a_fault_that_passes_is_the_hardwares_and_the_run_goes_on_as_if_it_had_n
 
 
 @pytest.mark.full
-def test_a_bad_batch_gives_the_same_bits_twice_and_changes_nothing(tmp_path, monkeypatch):
+def test_a_bad_batch_gives_the_same_bits_twice_and_changes_nothing(tmp_path, core):
     """A flag of the data: noise beyond half a standard deviation."""
     flagged = {"guard.sigmas": 0.5}
-    _, kept = train("kept", tmp_path, monkeypatch, [], **flagged)
-    _, plain = train("plain", tmp_path, monkeypatch, [], **flagged, **{"guard.rerun": False})
+    _, kept = train(tmp_path / "kept", core, [], **flagged)
+    _, plain = train(tmp_path / "plain", core, [], **flagged, **{"guard.rerun": False})
     assert events(kept, "rerun") and events(kept) and not events(plain, "rerun")
     assert not [event for event in events(kept) if event["signal"] == "hardware"]
     lines = [[line for line in records.read_metrics(run) if "grad_norm" in line] for run in (kept, plain)]
@@ -64,16 +73,16 @@ def test_a_bad_batch_gives_the_same_bits_twice_and_changes_nothing(tmp_path, mon
 
 
 @pytest.mark.full
-def test_under_watch_the_fault_is_said_and_nothing_changed(tmp_path, monkeypatch, capsys):
-    code, run = train("watched", tmp_path, monkeypatch, [18], **{"guard.policy": "watch"})
+def test_under_watch_the_fault_is_said_and_nothing_changed(tmp_path, core, capsys):
+    code, run = train(tmp_path / "watched", core, [18], **{"guard.policy": "watch"})
     (event,) = [event for event in events(run) if event["signal"] == "hardware"]
     assert code == 0 and "the run goes on with the first" in event["text"]
     assert "leave out" in capsys.readouterr().err
 
 
 @pytest.mark.full
-def test_a_core_that_never_computes_the_same_ends_a_run_whose_guard_acts(tmp_path, monkeypatch, capsys):
-    code, _ = train("broken", tmp_path, monkeypatch, [18, 22, 29])
+def test_a_core_that_never_computes_the_same_ends_a_run_whose_guard_acts(tmp_path, core, capsys):
+    code, _ = train(tmp_path / "broken", core, [18, 22, 29])
     assert code == 1 and "others again" in capsys.readouterr().err
 
 

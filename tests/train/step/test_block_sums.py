@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +10,16 @@ import optax
 import pytest
 
 from checks.numerics.parallelism import side_loss
-from scalelab.__main__ import main
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.pieces import end_in_loss
 from scalelab.model.stacks import UNIFORM_LAYERS
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, SUMS
 from scalelab.precision.policy import FP32
-from scalelab.record import records
 from scalelab.testing import check_block
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.update.per_layer.backward import measure_gradient
-from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import batches, init, relative, setting, step
 
 ROUTED = {"model.block": side_loss.NAME, "model.n_layers": 2}
@@ -126,23 +122,3 @@ def test_only_stacks_whose_blocks_have_a_loss_give_one():
 def test_alone_in_a_pack_and_past_later_tokens():
     values = check_block(side_loss.NAME).values
     assert values["block/router_z"] > 0 and 1 <= values["block/choices"] <= side_loss.CHOICES
-
-
-@pytest.mark.full
-def test_a_run_logs_and_draws_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    options = ["--config.model.block=docs.own:quiet", "--config.train.steps=2", "--config.log.layers_every=1"]
-    run = tmp_path / "run"
-    words = ["train", "--config=configs/tiny.py", f"--workdir={run}", *SMALL, *options, "--config.log.every_steps=1"]
-    assert main(words) == 0
-    trained = [line for line in records.read_metrics(run) if "train_loss" in line]
-    layers = records.read_layers(run)
-    assert len(trained) == len(layers) == 2
-    for line, by_layer in zip(trained, layers, strict=True):
-        assert line["block/size"] > 0 and line["block/size"] == pytest.approx(sum(by_layer["block_size"]), rel=1e-5)
-    capsys.readouterr()
-    assert main(["runs", str(tmp_path), "--show=name,block/size", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["block/size"] == trained[-1]["block/size"]
-    assert main(["report", str(run)]) == 0
-    page = (run / "report.html").read_text()
-    assert ">block<" in page and ">block_size<" in page  # a panel of curves, a map of layers

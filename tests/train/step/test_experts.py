@@ -1,7 +1,6 @@
-"""Steps of a model with experts: batches split in any way, trials in one program, and pairs of options at random."""
+"""Steps of a model with experts: batches split in any way, trials in one program, and options together at random."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -62,39 +61,67 @@ def draw_tokens(static, seed=0):
     return jnp.asarray(np.random.default_rng(seed).integers(0, static.model.vocab_size, shape), jnp.int32)
 
 
+step = jax.jit(train_step, static_argnums=0)
+init = jax.jit(state_lib.init_state, static_argnums=0)
+
+
 def take_steps(static, h, steps=2):
     """The state after some steps, and the last one's metrics."""
-    state, step = state_lib.init_state(static, h), jax.jit(train_step, static_argnums=0)
+    state = init(static, h)
     for seed in range(steps):
         state, metrics = step(static, state, draw_tokens(static, seed), h)
     return state, metrics
 
 
-def sample_pairs(count, seed):
-    """So many pairs of options without a key in common, at random."""
-    pairs = [(a, b) for a, b in itertools.combinations(OPTIONS, 2) if not set(a) & set(b)]
-    return [pairs[i] for i in np.random.default_rng(seed).choice(len(pairs), count, replace=False)]
+def draw_sets(seed):
+    """Each optimizer with three other options at random, every option in a set at least; no set has a key twice."""
+    sets = [[option] for option in OPTIONS if "optim.name" in option]
+    others = [option for option in OPTIONS if "optim.name" not in option]
+    random = np.random.default_rng(seed)
+    pool = [others[i] for _ in range(2) for i in random.permutation(len(others))]
+    for options in sets:
+        while len(options) < 4:
+            options.append(next(each for each in pool if not any(each.keys() & option for option in options)))
+            pool.remove(options[-1])
+    return sets
 
 
-PAIRS = sample_pairs(60, 44)
+def join(options, changes, layout=None):
+    """(changes, static, hparams) of those options that go together, in turn; a refusal names a key of theirs."""
+    left_out = 0
+    for option in options:
+        try:
+            static, h = setting(changes | option)
+            static = static if layout is None else with_layout(static, layout)
+            if (why := find_refusal(static)) is not None:
+                raise BadInput(why)
+        except BadInput as why:
+            assert any(key in str(why) for key in changes | option), (changes, option, layout, why)
+            left_out += 1
+        else:
+            changes, joined = changes | option, (static, h)
+    assert left_out <= 1, (options, changes)
+    return changes, *joined
+
+
+SETS = draw_sets(44)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(6))
-def test_pairs_of_options_go_with_experts_or_are_refused_by_name(part):
-    """Each is traced, and the first of each ten is run."""
-    for number, (a, b) in enumerate(PAIRS[10 * part : 10 * part + 10]):
+def test_options_go_with_experts_and_each_other_or_are_refused_by_name(part):
+    """Each set is traced, and the first of each three is run."""
+    for number, options in enumerate(SETS[part::6]):
+        changes, static, h = join(options, {})
         try:
-            static, h = setting(a | b)
-            shapes = state_lib.state_shapes(static)
-            jax.eval_shape(lambda *arrays, static=static: train_step(static, *arrays), shapes, draw_tokens(static), h)
+            step.eval_shape(static, state_lib.state_shapes(static), draw_tokens(static), h)
         except BadInput as refused:
-            assert any(key in str(refused) for key in a | b), (a, b, refused)
+            assert any(key in str(refused) for key in changes), (changes, refused)
             continue
         if not number:
             state, metrics = take_steps(static, h)
-            assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, (a, b)
-            assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), (a, b)
+            assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, changes
+            assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), changes
 
 
 # {key of `parallel`: size}, of eight devices.
@@ -105,7 +132,7 @@ LAYOUTS = [
     {"fsdp": 4, "tensor": 2}, {"expert": 2, "data": 2, "tensor": 2, "sequence": True},
     {"expert": 4, "data": 2, "expert_buffer": 1.5},
 ]  # fmt: skip
-MESH_PAIRS = sample_pairs(36, 8)
+MESH_SETS = draw_sets(8)
 
 
 def lower_on_mesh(static, h):
@@ -159,21 +186,10 @@ def test_nothing_is_sent_within_turns_of_which_devices_take_different_numbers(pa
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(len(LAYOUTS)))
-def test_pairs_of_options_are_lowered_for_eight_devices_or_refused_by_name(part):
-    refused, each = [], len(MESH_PAIRS) // len(LAYOUTS)
-    layout = Layout(**LAYOUTS[part])
-    for a, b in MESH_PAIRS[each * part : each * (part + 1)]:
-        try:
-            static, h = setting({"train.global_batch": 16} | a | b)
-            static = with_layout(static, layout)
-            if (why := find_refusal(static)) is not None:
-                raise BadInput(why)
-        except BadInput as why:
-            assert any(key in str(why) for key in a | b), (a, b, layout, why)
-            refused.append(why)
-            continue
-        assert "stablehlo" in lower_on_mesh(static, h).as_text(), (a, b, layout)
-    assert len(refused) < each, refused
+def test_options_are_lowered_together_for_eight_devices_or_refused_by_name(part):
+    for options in MESH_SETS[part :: len(LAYOUTS)]:
+        changes, static, h = join(options, {"train.global_batch": 16}, Layout(**LAYOUTS[part]))
+        assert "stablehlo" in lower_on_mesh(static, h).as_text(), (changes, LAYOUTS[part])
 
 
 @pytest.mark.full

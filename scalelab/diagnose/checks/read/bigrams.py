@@ -49,7 +49,9 @@ def order_knowledge(windows: np.ndarray) -> float:
 
 def count_pairs(windows: np.ndarray) -> np.ndarray:
     """Count distinct pairs of neighbours [n] in windows [n, S+1]."""
-    return np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in windows % BUCKETS])
+    windows = windows % BUCKETS
+    pairs = np.sort(windows[:, :-1] * BUCKETS + windows[:, 1:], axis=1)
+    return np.count_nonzero(np.diff(pairs, axis=1, prepend=-1), axis=1)
 
 
 def far_from_median(scores: np.ndarray, least: float) -> np.ndarray:

@@ -10,6 +10,8 @@ from scalelab.diagnose.checks.read.again.shingles import (
     LENGTH_BYTES,
     LENGTH_IDS,
     Documents,
+    are_among,
+    drop_repeats,
     find_shingles,
     take_documents,
 )
@@ -35,10 +37,10 @@ def judge_held_out(data: DataSample, stretch: Stretch) -> Findings:
     if not len(passages):
         return [Gap("val_in_train", f"rows of fewer than {length} tokens have no passage to look for", "longer rows")]
     held_out, _ = _passages([part.val for part in data.dataset.parts], length)
-    foreign, limit = np.isin(passages, held_out), FOREIGN
+    foreign, limit = are_among(passages, held_out), FOREIGN
     if np.mean(foreign) > limit:
         trained, whole = _passages([part.train for part in data.dataset.parts], length)
-        foreign &= ~np.isin(passages, trained)
+        foreign &= ~are_among(passages, trained)
         limit = limit if whole else FOREIGN_OF_PART
     share = float(np.mean(foreign))
     if share <= limit:
@@ -71,11 +73,11 @@ def judge_evaluated(evidence: Evidence, data: DataSample) -> Findings:
     held_out, whole = _passages([part.val for part in data.dataset.parts], length)
     if len(passages) < LEAST or not whole:
         return []
-    foreign = ~np.isin(passages, held_out)
+    foreign = ~are_among(passages, held_out)
     trained, _ = _passages([part.train for part in data.dataset.parts], length)
-    share = float(np.mean(foreign & np.isin(passages, trained)))
+    share = float(np.mean(foreign & are_among(passages, trained)))
     if share <= FOREIGN:
-        return _judge_text(data, rows, np.union1d(held_out, trained), length) or [Judged(EVALUATED)]
+        return _judge_text(data, rows, drop_repeats(np.concatenate([held_out, trained])), length) or [Judged(EVALUATED)]
     text = f"{share:.0%} of the passages that validation losses are taken on stand in the training split and in no "
     text += f"validation document ({len(rows)} windows): the validation loss measures memory"
     knob = "take validation windows from the validation split"
@@ -90,7 +92,7 @@ def _judge_text(data: DataSample, rows: np.ndarray, known: np.ndarray, length: i
     ends = np.flatnonzero(rows.ravel() == data.dataset.separator)
     offsets = np.unique(np.concatenate([np.arange(len(rows) + 1) * rows.shape[1], ends, ends + 1]))
     passages, _ = find_shingles(Documents(rows.ravel(), offsets), length)
-    share = float(np.mean(~np.isin(passages, known))) if len(passages) >= LEAST else 0.0
+    share = float(np.mean(~are_among(passages, known))) if len(passages) >= LEAST else 0.0
     if share <= FOREIGN:
         return []
     text = f"{share:.0%} of the passages that validation losses are taken on stand in no document of the data: their "
@@ -107,4 +109,4 @@ def _passages(splits: list[Split], length: int) -> tuple[np.ndarray, bool]:
     hashes = [
         find_shingles(take_documents(split, max(1, MOST * split.n_tokens // total)), length)[0] for split in splits
     ]
-    return np.unique(np.concatenate(hashes)), total <= MOST
+    return drop_repeats(np.concatenate(hashes)), total <= MOST

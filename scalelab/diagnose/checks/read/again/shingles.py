@@ -81,6 +81,20 @@ def mix(x: np.ndarray) -> np.ndarray:
     return mixed
 
 
+def drop_repeats(hashes: np.ndarray) -> np.ndarray:
+    """Sort hashes and keep each once, as `numpy.unique` does by a table at eight times the cost."""
+    hashes = np.sort(hashes)
+    return hashes[np.concatenate([[True], hashes[1:] != hashes[:-1]])] if len(hashes) else hashes
+
+
+def are_among(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Whether each hash is one of `known`, which `drop_repeats` has sorted."""
+    if not len(known):
+        return np.zeros(len(hashes), bool)
+    is_known: np.ndarray = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    return is_known
+
+
 class Nearest(NamedTuple):
     """Of each document judged: its number, the nearest other one, and the share of its shingles that stand there."""
 
