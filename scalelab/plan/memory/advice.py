@@ -26,6 +26,7 @@ from scalelab.sharding import Capability
 
 LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
 MOST_TENSOR, MOST_STAGES, MOST_EXPERT = 16, 64, 64
+MOST_CONTEXT = 128  # times the devices that share a sequence: more than 8 where each keeps LONG tokens
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
 WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options are advice
 # Memory that an estimate of the activations must leave, as a share of them, by remat policy; below it they are counted
@@ -223,11 +224,10 @@ def _batch_sizes(static: Static, replicas: int, near: int) -> Iterator[tuple[int
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:
     """Numbers of devices that may share a sequence."""
-    context = static.layout.context
-    sizes = {1, context} | (
-        {context * 2, context * 4, context * 8} if static.model.seq_len // context >= long else set()
-    )
-    return [size for size in sorted(sizes) if devices % size == 0]
+    context, length = static.layout.context, static.model.seq_len
+    near = {context * 2, context * 4, context * 8} if length // context >= long else set()
+    far = {context * 2**k for k in range(4, MOST_CONTEXT.bit_length()) if length // (context * 2**k) >= long}
+    return [size for size in sorted({1, context} | near | far) if devices % size == 0]
 
 
 def _divisors(n: int, most: int) -> list[int]:

@@ -16,9 +16,10 @@ from scalelab.model.stacks import kinds
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links
 from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.device_share import fullest_device_share, sequences_per_device
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import target_platform
 
 ON_ANY = "gpu"  # what is sent, and dropped, is alike on all platforms
 
@@ -220,3 +221,26 @@ def _expected_parts(n: int, k: int, parts: int) -> float:
     within = n // parts
     missed = math.comb(n - within, k) / math.comb(n, k) if n - within >= k else 0.0
     return parts * (1 - missed)
+
+
+def buffered_bytes(static: Static, recomputed: bool) -> int:
+    """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
+
+    Rows as they arrive, and the first products' results; where `fsdp` splits no weights, rows as they are sorted. The
+    working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
+    """
+    shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
+    if layout.expert == 1 or not (routed := [p for p in block_products(shape) if p.experts]):
+        return 0
+    platform, each = target_platform(), array_dtype(policy.compute).itemsize
+    units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
+    hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
+
+    def held(static: Static) -> float:
+        sorted_rows = held_rows(static, platform)
+        arrived = sent_rows(static) * sum(row_bytes(static))
+        return arrived + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
+
+    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
+    more = held(static) - held(dataclasses.replace(static, layout=apart))
+    return max(0, math.ceil(more / sequences_per_device(static)))
