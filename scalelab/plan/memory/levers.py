@@ -131,6 +131,22 @@ def _round_rows(batch: int, replicas: int) -> int:
     return max(1, round(batch / (replicas * each))) * replicas * each
 
 
+def even_batch(config: ConfigDict, devices: int) -> Changes:
+    """A batch near an odd one that splits into more micro-batches, for as many tokens; {} if the config's own does.
+
+    Within a 32nd of it (a quarter, of less than four sequences a device) the multiple of the largest power of two that
+    the devices divide; else of that power alone. A prime number of sequences is one micro-batch, or as many as it has.
+    """
+    batch = config.train.global_batch
+    units = [math.lcm(base, 2**k) for base in (devices, 1) for k in range(batch.bit_length(), -1, -1)]
+    sizes = (round(batch / unit) * unit for unit in units)
+    share = 4 if batch < 4 * devices else 2 * ROUNDING
+    rows = next(size for size in sizes if size and share * abs(size - batch) <= batch)
+    if rows == batch or remove_ramp(config):
+        return {}
+    return {"train.global_batch": str(rows)} | steps_for_tokens(config, rows)
+
+
 def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:
     """Updates layer by layer with so many sequences a step."""
     batch = {"train.global_batch": str(rows)} if rows != static.global_batch else {}

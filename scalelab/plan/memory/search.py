@@ -98,6 +98,14 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
     return fastest_fit(config, changes | steps, machine, devices, efficiency)
 
 
+def with_even_batch(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
+    """The fastest plan that fits with a batch near an odd one, for as many tokens; None where the batch is not odd."""
+    changes = levers.even_batch(config, devices)
+    if not changes:
+        return None
+    return fastest_fit(config, changes | levers.without_mesh(config), machine, devices, efficiency)
+
+
 def fill_mesh(
     config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency, asked: dict[str, int]
 ) -> Candidate | None:

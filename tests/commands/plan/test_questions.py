@@ -53,3 +53,17 @@ def test_more_devices_than_sequences_share_them(capsys):
     """Gemma 3's batch of 128 on 256 chips ended in a division by zero."""
     lines, again = ask(capsys, "--config=gemma3_12b", "--hardware=v5e", "--devices=256")
     assert "changes the numbers" not in lines[0] and again["batch_tokens"] == 128 * 32_768
+
+
+@pytest.mark.full
+def test_an_odd_batch_is_planned_as_asked_beside_a_faster_one_near_it(capsys):
+    """1,009 is a prime: one micro-batch, or 1,009 of one sequence that eight devices share."""
+    lines, again = ask(
+        capsys, "--config=llama3_2_1b", "--hardware=h100", "--devices=8", "--config.train.global_batch=1009"
+    )
+    assert again["batch_tokens"] % 1009 == 0
+    odd = next(line for line in lines[:5] if line.startswith("odd batch: "))
+    assert main(["plan", *odd.split(": scalelab plan ")[1].split(" "), "--json"]) == 0
+    even = json.loads(capsys.readouterr().out)
+    assert even["batch_tokens"] % 1024 == 0 and even["tokens"] >= again["tokens"]
+    assert even["days"] < 0.9 * again["days"] and "with_even_batch" not in even["verdict"]
