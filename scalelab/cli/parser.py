@@ -16,8 +16,9 @@ from scalelab.cli.help import COLUMNS, fit_columns, split_example
 from scalelab.cli.tables import align_columns as align_columns  # commands find all they print with here
 from scalelab.cli.tables import print_table as print_table
 from scalelab.config import find_config_file
+from scalelab.config.files import shipped_configs
 from scalelab.config.keys import default_values
-from scalelab.errors import BadInput, nearest_hint, nearest_name
+from scalelab.errors import NOT_COUNTED_ALIKE, OTHER_NAMES, BadInput, nearest_hint, nearest_name, plain_option
 from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
@@ -102,7 +103,7 @@ class Parser(argparse.ArgumentParser):
             if args[args.index(option) + 1] == unknown[0]:  # value of an option that takes one only after `=`
                 raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
         if unknown:
-            raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
+            raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(*unknown[0].partition('=')[::2])}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # a bad path fails before the work, not after it
             file_path("--json", parsed.json)
@@ -122,13 +123,23 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
         return str(copy_here(value, **self.stored[name], report=print_status))
 
-    def _nearest_option(self, word: str) -> str:
-        """Suggest the present or nearest option, or config key if the command reads a config, for an error's end."""
+    def _nearest_option(self, word: str, value: str) -> str:
+        """Suggest the present or nearest option, or config key if the command reads a config, for an error's end.
+
+        The field's other name of an option is written with the value; so is the name of a config that comes with us.
+        """
         if word in self.renamed:
             return f"; it is now called {self.renamed[word]}"
         options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+        if "--config" in options and not word.startswith("-") and word in shipped_configs():
+            return f"; did you mean '--config={word}'?"
         if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
             options.append(f"--config.{key}")
+        name = plain_option(word.casefold())
+        if value and name not in NOT_COUNTED_ALIKE:
+            for other in OTHER_NAMES.get(name, ()):
+                if (option := f"--{other}".replace("_", "-")) in options:
+                    return f"; did you mean '{option}={value}'?"
         return nearest_hint(word, options)
 
 
@@ -185,7 +196,10 @@ def number_above_zero(text: str, parse: Callable[[str], float] = float, example:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero{example and f', such as {example}'}")
+        nearest = f"; nearest: {text.strip()[1:]}" if -math.inf < value < 0 else ""
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above zero{example and f', such as {example}'}{nearest}"
+        )
     return value
 
 
