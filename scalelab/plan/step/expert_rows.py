@@ -4,6 +4,7 @@ Symbols: T tokens of a micro-batch on the device, K experts of a token, E expert
 """
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
     return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
+@functools.cache
 def device_buffers(static: Static, platform: str) -> Buffers:
     """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
     shape, layout = static.model, static.layout
@@ -55,6 +57,7 @@ def device_buffers(static: Static, platform: str) -> Buffers:
     return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor, may_turn)
 
 
+@functools.cache
 def row_layout(static: Static, platform: str) -> Layout:
     """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
     shape, buffers = static.model, device_buffers(static, platform)
