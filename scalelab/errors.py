@@ -76,9 +76,20 @@ OTHER_NAMES = {
     **dict.fromkeys(("log_every", "log_interval", "logging_steps", "print_every"), ("log.every_steps",)),
     **dict.fromkeys(("interval", "frequency"), ("every_steps",)),
     **dict.fromkeys(("hoffmann", "hoffman"), ("chinchilla_3", "chinchilla")),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "ngpus", "gpu_count", "tpus", "num_devices"), ("devices",)),
+    **dict.fromkeys(("chips", "num_chips", "accelerators", "world_size", "nodes", "num_nodes"), ("devices",)),
+    **dict.fromkeys(("gpu", "tpu", "chip", "machine", "gpu_type", "accelerator"), ("hardware",)),
+    **dict.fromkeys(("model", "recipe"), ("config",)),
+    **dict.fromkeys(("dollars", "money", "cost"), ("budget",)),
 }
+NOT_COUNTED_ALIKE = ("nodes", "num_nodes")  # other names whose values are of another unit
 ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it
 SHORTEST_PART = 4  # least letters of a word that is searched inside longer names
+
+
+def plain_option(word: str) -> str:
+    """An option's name as a key writes it: without dashes before it, and with underscores."""
+    return word.lstrip("-").replace("-", "_")
 
 
 def nearest_hint(word: str, known: Iterable[str]) -> str:
@@ -99,12 +110,14 @@ def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | 
     folded = {name.casefold(): name for name in reversed(known)}
     word = str(word).casefold()
     group, dot, last = word.rpartition(".")
-    option = last.lstrip("-").replace("-", "_")
+    option = plain_option(last)
+    dashes = "--" if word.startswith("--") else ""
     longer = [name for name in folded if dot and name.startswith(f"{word}_")]
     if word not in folded and len(longer) == 1:
         return folded[longer[0]]
     for wanted in (word, option, *OTHER_NAMES.get(option, ())):
-        same = [name for name in folded if name in (wanted, group + dot + wanted)]
+        as_option = dashes + wanted.replace("_", "-")
+        same = [name for name in folded if name in (wanted, group + dot + wanted, as_option)]
         same = same or [name for name in folded if name.endswith(f".{wanted}")]
         if len(same) == 1:  # several keys of one name, or files of one ending, are ambiguous
             return folded[same[0]]

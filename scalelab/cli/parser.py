@@ -17,7 +17,7 @@ from scalelab.cli.tables import align_columns as align_columns  # commands find 
 from scalelab.cli.tables import print_table as print_table
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
-from scalelab.errors import BadInput, nearest_hint, nearest_name
+from scalelab.errors import NOT_COUNTED_ALIKE, OTHER_NAMES, BadInput, nearest_hint, nearest_name, plain_option
 from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
     def _describe_unknown(self, word: str) -> str:
         """Say that an argument is unknown, with the nearest known one, or the option that takes what stands alone."""
         if word.startswith("-"):
-            return f"unknown argument {word!r}{self._nearest_option(word.split('=')[0])}"
+            return f"unknown argument {word!r}{self._nearest_option(*word.partition('=')[::2])}"
         options = [option for action in self._actions for option in action.option_strings]
         takes = (o for o in BARE if o in options and not any(arg.startswith(o) for arg in self.given))
         hint = next((f"; write {option}={word}" for option in takes), "")
@@ -144,13 +144,21 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
         return str(copy_here(value, **self.stored[name], report=print_status))
 
-    def _nearest_option(self, word: str) -> str:
-        """Suggest the present or nearest option, or config key if the command reads a config, for an error's end."""
+    def _nearest_option(self, word: str, value: str) -> str:
+        """Suggest the present or nearest option, or config key if the command reads a config, for an error's end.
+
+        The field's other name of an option is written with the value.
+        """
         if word in self.renamed:
             return f"; it is now called {self.renamed[word]}"
         options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
         if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
             options.append(f"--config.{key}")
+        name = plain_option(word.casefold())
+        if value and name not in NOT_COUNTED_ALIKE:
+            for other in OTHER_NAMES.get(name, ()):
+                if (option := f"--{other}".replace("_", "-")) in options:
+                    return f"; did you mean '{option}={value}'?"
         return nearest_hint(word, options)
 
 
@@ -207,7 +215,10 @@ def number_above_zero(text: str, parse: Callable[[str], float] = float, example:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero{example and f', such as {example}'}")
+        nearest = f"; nearest: {text.strip()[1:]}" if -math.inf < value < 0 else ""
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above zero{example and f', such as {example}'}{nearest}"
+        )
     return value
 
 

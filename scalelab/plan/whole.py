@@ -31,6 +31,7 @@ from scalelab.plan.memory.search import (
     free_fit,
     in_16_bits,
     nearest_fit,
+    with_even_batch,
     without_ramp,
 )
 from scalelab.plan.run.as_json import plan_json, summarize
@@ -45,7 +46,7 @@ from scalelab.plan.step.time import StepTime, step_time
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
-PINNED = 0.9  # of the step time, at most, of a plan that is named because it has no batch warm-up, or 16 bits
+PINNED = 0.9  # of the time, at most, of a plan that is named because it has no batch warm-up, 16 bits or an even batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Plan:
 
     `refusal`: the trainer's own. `nearest`: the plan to take where this one can't run, if there is one; else
     `fits_from`: devices on which it can. `unpinned`: the fastest plan without the batch's warm-up, where that is much
-    faster. `narrower`: in 16 bits on the same mesh, where an fp32 plan runs.
+    faster. `narrower`: in 16 bits on the same mesh, where an fp32 plan runs. `even`: a batch near an odd one, where
+    that is much faster.
     """
 
     machine: Machine
@@ -108,6 +110,7 @@ class Plan:
     unpinned: Alternative | None = None
     faster: Mapping[str, Any] | None = None  # the first of `advice`, as changes of the config without `mesh`
     narrower: Alternative | None = None
+    even: Alternative | None = None
     filled: Mapping[str, Any] | None = None  # changes that make a mesh whole of which only a part was asked
     mesh_chosen: bool = False  # here, as neither the config nor the question has one
 
@@ -244,7 +247,7 @@ def _after_freeing(freed: Plan, candidate: Candidate, free: tuple[str, ...]) -> 
 
 def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, int]) -> Plan:
     """`planned` on a mesh that was filled up by these `changes`: those of the plans beside it are added to them."""
-    names = [name for name in ("nearest", "unpinned", "narrower") if getattr(planned, name)]
+    names = [name for name in ("nearest", "unpinned", "narrower", "even") if getattr(planned, name)]
     beside = {name: getattr(planned, name) for name in names}
     product = " x ".join(f"{axis}={size}" for axis, size in asked.items())
     note = f"mesh: {product} takes {math.prod(asked.values()):,} of {planned.devices:,} devices; the rest was chosen"
@@ -279,8 +282,19 @@ def add_alternatives(
     reference = planned.meant
     if free and not (reference and free.plan.time.total_s > PINNED * reference.time.total_s):
         planned = dataclasses.replace(planned, unpinned=free)
+    if not (planned.nearest and "train.global_batch" in planned.nearest.changes):
+        even = alternative(with_even_batch(config, machine, devices, efficiency))
+        if even and even.plan.training.days <= PINNED * _fastest_days(planned):
+            planned = dataclasses.replace(planned, even=even)
     if planned.meant is planned:
         narrower = alternative(in_16_bits(config, planned.static, machine))
         if narrower and narrower.plan.time.total_s <= PINNED * planned.time.total_s:
             return dataclasses.replace(planned, narrower=narrower)
     return planned
+
+
+def _fastest_days(planned: Plan) -> float:
+    """Days of the plan that is meant, or with the first advice on it; infinite where none can run."""
+    if (meant := planned.meant) is None:
+        return math.inf
+    return meant.training.days * min([1.0, *(way.of_plan for way in planned.advice[:1] if meant is planned)])

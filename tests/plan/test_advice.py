@@ -13,7 +13,7 @@ from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import estimated_activations, saved_activations
-from scalelab.plan.memory.advice import advise_changes
+from scalelab.plan.memory.advice import LONG, _context_sizes, advise_changes
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s, step_time
@@ -178,3 +178,8 @@ def test_405_billion_parameters_on_16384_devices():
     here = load_machine("h100")
     advice = advise_changes(own, here)
     assert advice and advice[0].fits
+
+
+@pytest.mark.parametrize(("length", "most"), [(131_072, 8), (262_144, 16), (10**6, 32), (2**21, 128), (2**30, 128)])
+def test_more_than_eight_devices_share_a_sequence_of_which_each_keeps_16384_tokens(length, most):
+    assert max(_context_sizes(static(config(seq_len=length)), 1024, LONG)) == most

@@ -74,7 +74,10 @@ def parse_range(text: str) -> tuple[int, int]:
     """Read "8..512" as (8, 512). BadInput where it is something else."""
     ends = text.split("..")
     if len(ends) != 2 or not all(end.isdecimal() and 0 < int(end) < 10**9 for end in ends):
-        raise BadInput(f"--devices={text} is not a range of devices; e.g. --devices=8..512")
+        known = len(ends) == 2 and all(end.isdecimal() for end in ends)
+        nearest = "..".join(str(min(max(1, int(end)), 10**9 - 1)) for end in ends) if known else ""
+        hint = f"nearest: --devices={nearest}" if known else "e.g. --devices=8..512"
+        raise BadInput(f"--devices={text} is not a range of devices; {hint}")
     return int(ends[0]), int(ends[1])
 
 

@@ -106,6 +106,8 @@ def make_parser(text: str | None) -> Parser:
 
 
 def _count(text: str) -> int:
+    if text.strip("+-0.") == "" and "0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero; nearest: 1")
     value = count_above_zero(text)
     if value != int(value) or value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(

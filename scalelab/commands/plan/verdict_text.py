@@ -23,6 +23,10 @@ TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("m
 
 def describe_verdict(plan: Any, command: Command) -> list[str]:
     """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from a plan and changed keys."""
+    return [*_describe_answer(plan, command), *_describe_even(plan, command)]
+
+
+def _describe_answer(plan: Any, command: Command) -> list[str]:
     meant, lead = plan.meant, plan.lead
     subject = _subject(plan)
     if meant is None:
@@ -147,6 +151,19 @@ def _describe_pinned(plan: Any, command: Command) -> list[str]:
     if not plan.runs and not plan.nearest:
         return [f"{head}nothing that was tried fits with it"]
     return [f"{head}with it {_step_and_mfu(plan if plan.runs else plan.nearest.plan)}"]
+
+
+def _describe_even(plan: Any, command: Command) -> list[str]:
+    """Format what a batch near an odd one takes, where it is much faster."""
+    if not plan.even:
+        return []
+    other = plan.even.plan
+    rows, even_rows = (each.static.global_batch for each in (plan, other))
+    share = f" ({other.training.days / plan.meant.training.days:.2f} of this)" if plan.meant else ""
+    return [
+        f"odd batch: few micro-batches divide {rows:,} sequences; with {even_rows:,}, for as many tokens, "
+        f"{_step_and_mfu(other)}{share}; it changes the numbers of the training: {command(other, plan.even.changes)}"
+    ]
 
 
 def _step_and_mfu(plan: Any) -> str:

@@ -125,8 +125,9 @@ def visible_block_pairs(blocks: int, block: int, window: int = 0, mask_info: Mas
     So each query has attended to itself before it meets a block with none of its keys.
     """
     reach = window if window and mask_info.is_global is None else blocks * block
-    near = [(i, j) for i in range(blocks) for j in range(i, -1, -1) if (i - j - 1) * block + 1 < reach]
-    return np.array(near, np.int32)
+    query, back = np.tril_indices(blocks)  # blocks of queries in order, and how far before each its keys stand
+    near = (back - 1) * block + 1 < reach
+    return np.stack([query, query - back], axis=1)[near].astype(np.int32)
 
 
 def empty_sums(q: jax.Array, v: jax.Array) -> SoftmaxSums:

@@ -131,7 +131,7 @@ def budget_flops(book: LawBook, name: str, value: float) -> np.ndarray:
         if name == "target_loss":
             far = np.geomspace(LEAST_FLOPS, MOST_FLOPS, 38)
             least = min(_best_loss(book, C) for C in far if np.isfinite(_best_loss(book, C)))
-            why += f"; its loss is never below {least:.4g}"
+            why += f"; its loss is never below {least:.4g}; nearest: --target-loss={1.01 * least:.3g}"
         raise BadInput(why)
     if budgets[0] < LEAST_FLOPS * (1 + 1e-9):
         raise BadInput(

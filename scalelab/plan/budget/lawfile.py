@@ -10,6 +10,7 @@ from scalelab.errors import BadInput, quote_path
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.names import LAWS, load_law
+from scalelab.laws.read.readers import READERS
 from scalelab.laws.trust.stored_misfit import read_draws
 from scalelab.plan.budget.book import LawBook, PowerLawSplit, constant_params, stack_draws
 from scalelab.untrusted.documents import read_document
@@ -26,7 +27,8 @@ def read_law_file(path: pathlib.Path) -> LawBook:
     except BadInput:
         raise
     except ValueError as error:
-        raise BadInput(f"--law={path} is not JSON: {error}") from None
+        nearest = f"; fit it first: scalelab fit {quote_path(path)} --json=FIT.json" if path.suffix in READERS else ""
+        raise BadInput(f"--law={path} is not JSON: {error}{nearest}") from None
     content = content.get("fit", content) if isinstance(content, dict) else {}
     try:
         if {"law", "params"} <= set(content):

@@ -26,10 +26,11 @@ from scalelab.sharding import Capability
 
 LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
 MOST_TENSOR, MOST_STAGES, MOST_EXPERT = 16, 64, 64
+MOST_CONTEXT = 128  # times the devices that share a sequence: more than 8 where each keeps LONG tokens
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
 WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options are advice
 # Memory that an estimate of the activations must leave, as a share of them, by remat policy; below it they are counted
-# exactly, for at most COUNTED options.
+# exactly, for at most COUNTED options, and for the first option if the plan fits.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
 TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
@@ -86,8 +87,11 @@ def advise_changes(
             continue
         needed, exact = memory_of.get(option) or _estimate_memory(option, machine), option.layout.stage > 1
         spare = 0.0 if exact else SPARE[option.model.remat] * needed.components["activations"]
-        if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
-            needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + 1
+        near = 0 <= needed.margin_bytes < spare and counted < COUNTED  # a count is a trace of the whole model
+        if near or (
+            usable and not (best or exact) and needed.margin_bytes >= spare
+        ):  # the first is printed as a command
+            needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + near
         if needed.margin_bytes >= spare:
             warnings = (*warnings, *_attention_notes(option, machine))
             best[kinds] = _make_advice(static, option, needed, exact, seconds[option], plan_s, warnings)
@@ -223,11 +227,10 @@ def _batch_sizes(static: Static, replicas: int, near: int) -> Iterator[tuple[int
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:
     """Numbers of devices that may share a sequence."""
-    context = static.layout.context
-    sizes = {1, context} | (
-        {context * 2, context * 4, context * 8} if static.model.seq_len // context >= long else set()
-    )
-    return [size for size in sorted(sizes) if devices % size == 0]
+    context, length = static.layout.context, static.model.seq_len
+    near = {context * 2, context * 4, context * 8} if length // context >= long else set()
+    far = {context * 2**k for k in range(4, MOST_CONTEXT.bit_length()) if length // (context * 2**k) >= long}
+    return [size for size in sorted({1, context} | near | far) if devices % size == 0]
 
 
 def _divisors(n: int, most: int) -> list[int]:

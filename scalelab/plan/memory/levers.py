@@ -44,7 +44,7 @@ def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterat
     sequences a step, with moments in the host's memory (last where its size is not known), in 8 bits, or in 8 bits and
     of low rank.
     """
-    formats, divided = list(_narrower_formats(static)), round_batch(config, static.layout.devices)
+    formats, divided = list(_narrower_formats(static, machine)), round_batch(config, static.layout.devices)
     yield {}
     if divided:
         yield divided
@@ -68,6 +68,7 @@ def list_changes(config: ConfigDict, static: Static, machine: Machine) -> Iterat
     yield from (narrowest | low for low in _low_ranks(config, static))
     if machine.host_bytes is None and machine_platform(machine) != "cpu":
         yield narrowest | on_host
+    yield change_optimizer(config, "adam8bit")  # updates layer by layer take no scaled loss
 
 
 def _lean_moments(config: ConfigDict, static: Static, divided: Changes) -> Iterator[Changes]:
@@ -119,8 +120,13 @@ def round_batch(config: ConfigDict, devices: int) -> Changes:
     sizes = [_round_rows(batch, devices // n) for n in splits]
     if not sizes or batch in sizes:
         return {}
-    rows = min(sizes, key=lambda rows: abs(rows - batch))
-    return {"train.global_batch": str(rows)} | steps_for_tokens(config, rows) | remove_ramp(config)
+    return _change_batch(config, min(sizes, key=lambda rows: abs(rows - batch)))
+
+
+def _change_batch(config: ConfigDict, rows: int) -> Changes:
+    """A step of so many sequences, for as many tokens, in one micro-batch where the config's own don't divide it."""
+    whole = {} if rows % config.train.accumulate == 0 else {"train.accumulate": "1"}
+    return {"train.global_batch": str(rows)} | steps_for_tokens(config, rows) | remove_ramp(config) | whole
 
 
 def _round_rows(batch: int, replicas: int) -> int:
@@ -129,6 +135,21 @@ def _round_rows(batch: int, replicas: int) -> int:
         return batch
     each = 2 ** max(0, int(math.log2(max(1.0, batch / replicas / ROUNDING))))
     return max(1, round(batch / (replicas * each))) * replicas * each
+
+
+def even_batch(config: ConfigDict, devices: int) -> Changes:
+    """A batch near an odd one that splits into more micro-batches, for as many tokens; {} if the config's own does.
+
+    Within a 16th of it (a quarter, of less than four sequences a device) the multiple of the largest power of two that
+    the devices divide; else of that power alone. A prime number of sequences is one micro-batch, or as many as it has.
+    A batch's warm-up goes, as its first batches need not divide.
+    """
+    batch = config.train.global_batch
+    units = [math.lcm(base, 2**k) for base in (devices, 1) for k in range(batch.bit_length(), -1, -1)]
+    sizes = (round(batch / unit) * unit for unit in units)
+    share = 4 if batch < 4 * devices else ROUNDING
+    rows = next(size for size in sizes if size and share * abs(size - batch) <= batch)
+    return {} if rows == batch else _change_batch(config, rows)
 
 
 def _by_layer(config: ConfigDict, static: Static, rows: int) -> Changes:
@@ -159,8 +180,10 @@ def without_mesh(config: ConfigDict) -> Changes:
     return {f"parallel.{axis}": "1" for axis in MESH_AXES if config.parallel[axis] != 1}
 
 
-def _narrower_formats(static: Static) -> Iterator[Changes]:
-    """Precision policies that keep less than the config's own."""
+def _narrower_formats(static: Static, machine: Machine) -> Iterator[Changes]:
+    """Precision policies that keep less than the config's own; none on a chip that multiplies no bfloat16."""
+    if "bfloat16" not in machine.chip.flops and machine_platform(machine) != "cpu":
+        return
     if POLICIES[static.precision].forward == "float32":
         yield {"precision.name": "bf16"}
     if POLICIES[static.precision].parameters == "float32":

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Optim, Static
+from scalelab.config import Layout, Optim, Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds
@@ -27,8 +27,7 @@ from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, has_exper
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step import expert_rows
-from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import sequences_per_device
+from scalelab.plan.step.device_share import filled_up_shape
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
@@ -37,12 +36,15 @@ from scalelab.sharding import (
     GatheredWeight,
     activation_spec,
     residual_axes,
-    target_platform,
     trace_for_platform,
 )
 from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
+# Tokens a device of a longest sequence that is traced, and of the shortest that tell of longer ones: a trace lists all
+# pairs of blocks of attention, half a million of them at LONG, and 30 million at a million tokens.
+LONG, SHORT = 65_536, 8192
+WHOLE_BLOCKS = 1024  # tokens a device, of which each kernel's blocks are a divisor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
     alone = dataclasses.replace(canonical, layout=few, global_batch=2 * ROWS)
     by_rows, fixed = _block_bytes(alone, recomputed, layout.tensor, layout.context)
-    return SavedActivations(by_rows // ROWS + _buffered_bytes(static, recomputed), fixed)
+    return SavedActivations(by_rows // ROWS + expert_rows.buffered_bytes(static, recomputed), fixed)
 
 
 @functools.cache
@@ -94,29 +96,6 @@ def _block_bytes(static: Static, recomputed: bool, tensor: int, context: int) ->
     return sums[True], sums[False]
 
 
-def _buffered_bytes(static: Static, recomputed: bool) -> int:
-    """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
-
-    Rows as they arrive, and the first products' results; where `fsdp` splits no weights, rows as they are sorted. The
-    working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
-    """
-    shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
-    if layout.expert == 1 or not (routed := [p for p in block_products(shape) if p.experts]):
-        return 0
-    platform, each = target_platform(), array_dtype(policy.compute).itemsize
-    units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
-    hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
-
-    def held(static: Static) -> float:
-        sorted_rows = expert_rows.held_rows(static, platform)
-        arrived = expert_rows.sent_rows(static) * sum(expert_rows.row_bytes(static))
-        return arrived + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
-
-    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
-    more = held(static) - held(dataclasses.replace(static, layout=apart))
-    return max(0, math.ceil(more / sequences_per_device(static)))
-
-
 def _smallest_divisor(devices: int) -> int:
     """The smallest number of devices above one that divides as many."""
     return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
@@ -124,7 +103,7 @@ def _smallest_divisor(devices: int) -> int:
 
 def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
-    layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
+    layout, static = static.layout, dataclasses.replace(static, model=filled_up_shape(static.model, static.layout))
     mesh = Layout(
         data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
         zero=3 if layout.zero or not has_expert_blocks(static.model) else 0,  # 1 to 3 split experts' weights alike
@@ -135,48 +114,60 @@ def _canonical_static(static: Static) -> Static:
     )  # fmt: skip
 
 
-def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
-    """The shape with the axes that the mesh can't divide filled up, as the fullest device would hold them."""
+def _count_at_length(count: Callable[[Static], dict[Any, int]], static: Static) -> dict[Any, int]:
+    """Bytes that `count` finds; of a long sequence, on the parabola through those of three shorter ones.
 
-    def up(size: int, parts: int) -> int:
-        return -(-size // parts) * parts
-
-    keys = up(shape.n_kv_heads, layout.tensor)
-    widths: Any = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
-    return dataclasses.replace(
-        shape,
-        **widths,
-        n_kv_heads=keys,
-        n_heads=up(shape.n_heads, keys),
-        n_experts=up(shape.n_experts, layout.expert),
-        seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
-    )
+    Exact: an array has the length as an axis once or, with all logits at once, twice, in whole blocks.
+    """
+    shape, layout = static.model, static.layout
+    if shape.seq_len <= LONG * layout.context:
+        return count(static)
+    step = layout.context * math.lcm(WHOLE_BLOCKS, layout.tensor)
+    first = shape.seq_len % step + step * math.ceil(max(SHORT * layout.context, shape.window) / step)
+    n, lengths = (shape.seq_len - first) // step, [first + k * step for k in range(3)]
+    counts = [count(dataclasses.replace(static, model=dataclasses.replace(shape, seq_len=s))) for s in lengths]
+    sizes = zip(*(each.values() for each in counts), strict=True)
+    longer = (a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a) for a, b, c in sizes)
+    return dict(zip(counts[0], longer, strict=True))
 
 
 @functools.cache
 def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
+    return SavedActivations(**_count_at_length(lambda each: _traced_bytes(each, whole, recomputed), static))
+
+
+def _traced_bytes(static: Static, whole: bool, recomputed: bool) -> dict[str, int]:
+    """The fields of a `SavedActivations`."""
     layout = static.layout
     if layout.devices == 1 or has_expert_blocks(static.model):  # two programs tell what grows with the batch
         programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
-        return SavedActivations(two - one, 2 * one - two)
+        return {"row_bytes": two - one, "fixed_bytes": 2 * one - two}
     residuals = vjp_residuals(static, whole, recomputed)
     by_row = sum(_device_bytes(x) for x in residuals if _grows_with_rows(x))
-    return SavedActivations(by_row // ROWS, sum(map(_device_bytes, residuals)) - by_row)
+    return {"row_bytes": by_row // ROWS, "fixed_bytes": sum(map(_device_bytes, residuals)) - by_row}
 
 
 @functools.cache
 def _block_parts(static: Static, recomputed: bool) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
+    parts = _count_at_length(lambda each: _traced_parts(each, recomputed), static)
+    return tuple((grows, size, axes) for (_, grows, axes), size in parts.items())
+
+
+def _traced_parts(static: Static, recomputed: bool) -> dict[tuple[int, bool, tuple[str, ...]], int]:
+    """{(its number, whether it grows with the rows, the axes that split it): a device's bytes}."""
     residuals = vjp_residuals(static, False, recomputed)
     split = [tuple(axis for axes in _axes_by_dimension(x) for axis in axes) for x in residuals]
     if not has_expert_blocks(static.model):
-        return tuple((_grows_with_rows(x), _device_bytes(x), axes) for x, axes in zip(residuals, split, strict=True))
+        each = zip(residuals, split, strict=True)
+        return {(i, _grows_with_rows(x), axes): _device_bytes(x) for i, (x, axes) in enumerate(each)}
     # Rows of experts stand one behind the other along one axis, so two programs tell: of as many rows, and of twice.
     twice = vjp_residuals(dataclasses.replace(static, global_batch=2 * static.global_batch), False, recomputed)
     sizes = [(_device_bytes(x), _device_bytes(y)) for x, y in zip(residuals, twice, strict=True)]
-    grown = [(True, two - one, axes) for (one, two), axes in zip(sizes, split, strict=True)]
-    return (*grown, *((False, 2 * one - two, axes) for (one, two), axes in zip(sizes, split, strict=True)))
+    both = list(zip(sizes, split, strict=True))
+    grown = {(i, True, axes): two - one for i, ((one, two), axes) in enumerate(both)}
+    return grown | {(i, False, axes): 2 * one - two for i, ((one, two), axes) in enumerate(both)}
 
 
 def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:

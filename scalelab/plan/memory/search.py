@@ -22,7 +22,7 @@ from scalelab.plan.memory.advice import REMAT, advise_changes, list_fastest
 from scalelab.plan.memory.host import host_memory
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
-from scalelab.plan.step.time import expected_s
+from scalelab.plan.step.time import expected_s, peak_of_unit
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
@@ -98,6 +98,14 @@ def without_ramp(config: ConfigDict, machine: Machine, devices: int, efficiency:
     return fastest_fit(config, changes | steps, machine, devices, efficiency)
 
 
+def with_even_batch(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
+    """The fastest plan that fits with a batch near an odd one, for as many tokens; None where the batch is not odd."""
+    changes = levers.even_batch(config, devices)
+    if not changes:
+        return None
+    return fastest_fit(config, changes | levers.without_mesh(config), machine, devices, efficiency)
+
+
 def fill_mesh(
     config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency, asked: dict[str, int]
 ) -> Candidate | None:
@@ -163,10 +171,15 @@ def in_16_bits(config: ConfigDict, placed: Static, machine: Machine) -> Candidat
 def fewer_devices(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
     """The config as it is on the most devices below `devices` that are a power of two; None where it doesn't fit there.
 
-    Widths are seldom divided by 9, so 72 devices may hold less of a model than 64 of them.
+    Widths are seldom divided by 9, so 72 devices may hold less of a model than 64 of them. Of more devices than
+    sequences also a half, a quarter … of that power, for a million of them have no layout.
     """
-    fewer = 2 ** (devices.bit_length() - 1)
-    return None if fewer == devices else fastest_fit(config, levers.without_mesh(config), machine, fewer, efficiency)
+    powers = [2**k for k in range((devices - 1).bit_length() - 1, -1, -1)]
+    counts = [n for n in powers if n == powers[0] or 2 * n > config.train.global_batch]
+    if devices <= config.train.global_batch and devices == 2 ** (devices.bit_length() - 1):
+        return None
+    fits_on = (fastest_fit(config, levers.without_mesh(config), machine, n, efficiency) for n in counts)
+    return next(filter(None, fits_on), None)
 
 
 def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
@@ -188,6 +201,8 @@ def fastest_fit(
     others = {key: text for key, text in changes.items() if not key.startswith("parallel.")}  # a mesh is in the option
     try:
         changed = _change(config, changes)
+        for unit in {getattr(POLICIES[config_lib.static(changed).precision], name) for name in ("unit", "compute")}:
+            peak_of_unit(machine, unit)  # refuses a format that the chip doesn't multiply
         if _least_bytes(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
             return None
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)

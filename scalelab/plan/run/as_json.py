@@ -81,6 +81,7 @@ def verdict_json(plan: Any) -> dict[str, Any]:
         **({"fits_from_devices": plan.fits_from} if plan.fits_from else {}),
         **beside,
         **({"in_16_bits": plan.narrower.to_json()} if plan.narrower else {}),
+        **({"with_even_batch": plan.even.to_json()} if plan.even else {}),
     }
 
 

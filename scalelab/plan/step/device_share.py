@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -78,6 +78,24 @@ def fullest_device_share(static: Static) -> DeviceShare:
         parameters=blocks * fullest / shape.n_layers + rest,
         expert_parameters=experts * fullest / shape.n_layers,
         ends=0 if pipelined else 1,
+    )
+
+
+def filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
+    """The shape with the axes that the mesh can't divide filled up, as the fullest device would hold them."""
+
+    def up(size: int, parts: int) -> int:
+        return -(-size // parts) * parts
+
+    keys = up(shape.n_kv_heads, layout.tensor)
+    widths: Any = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
+    return dataclasses.replace(
+        shape,
+        **widths,
+        n_kv_heads=keys,
+        n_heads=up(shape.n_heads, keys),
+        n_experts=up(shape.n_experts, layout.expert),
+        seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
     )
 
 

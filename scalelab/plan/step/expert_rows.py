@@ -4,6 +4,7 @@ Symbols: T tokens of a micro-batch on the device, K experts of a token, E expert
 """
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from scalelab.model.stacks import kinds
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links
 from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.device_share import fullest_device_share, sequences_per_device
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import target_platform
 
 ON_ANY = "gpu"  # what is sent, and dropped, is alike on all platforms
 
@@ -44,6 +46,7 @@ def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
     return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
+@functools.cache
 def device_buffers(static: Static, platform: str) -> Buffers:
     """The buffers of the trainer's program on a device (model/experts/exchange.py)."""
     shape, layout = static.model, static.layout
@@ -54,6 +57,7 @@ def device_buffers(static: Static, platform: str) -> Buffers:
     return size_buffers(tokens, experts, shape.experts_per_token, layout.expert, factor, may_turn)
 
 
+@functools.cache
 def row_layout(static: Static, platform: str) -> Layout:
     """How the trainer's program on a `platform` lays out a device's rows, by `model.expert_products`."""
     shape, buffers = static.model, device_buffers(static, platform)
@@ -220,3 +224,26 @@ def _expected_parts(n: int, k: int, parts: int) -> float:
     within = n // parts
     missed = math.comb(n - within, k) / math.comb(n, k) if n - within >= k else 0.0
     return parts * (1 - missed)
+
+
+def buffered_bytes(static: Static, recomputed: bool) -> int:
+    """Bytes of a sequence in a block with experts that `expert` adds to what a device's own tokens take.
+
+    Rows as they arrive, and the first products' results; where `fsdp` splits no weights, rows as they are sorted. The
+    working set of a backward has these, hidden units, and gradients of results, of sorted rows and of what goes back.
+    """
+    shape, layout, policy = static.model, static.layout, POLICIES[static.precision]
+    if layout.expert == 1 or not (routed := [p for p in block_products(shape) if p.experts]):
+        return 0
+    platform, each = target_platform(), array_dtype(policy.compute).itemsize
+    units = sum(p.device_size(layout)[1] for p in routed if p.from_stream)
+    hidden = units + sum(p.device_size(layout)[0] for p in routed if not p.from_stream) if recomputed else 0
+
+    def held(static: Static) -> float:
+        sorted_rows = held_rows(static, platform)
+        arrived = sent_rows(static) * sum(row_bytes(static))
+        return arrived + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
+
+    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
+    more = held(static) - held(dataclasses.replace(static, layout=apart))
+    return max(0, math.ceil(more / sequences_per_device(static)))

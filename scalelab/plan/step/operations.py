@@ -91,7 +91,7 @@ def _product_operations(static: Static, traits: SystemTraits, product: Product, 
     flops, least, weights = 2.0 * tokens * k * n, min(sizes.at_once, k, n), k * n * sizes.matrices
     # A loop over blocks takes each through all of an expert's products, unless fp8 needs a whole operand for its scale.
     alone = static.model.expert_products != "loop" or bool(policy.scaling)
-    forward, backward = (sizes.turns / (1 if alone else n * len(_of_experts(static))) for n in (1, 2))
+    forward, backward = (sizes.turns / (1 if alone else n * max(1, len(_of_experts(static)))) for n in (1, 2))
     passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
     moved = operand * (tokens * k + weights) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.

@@ -9,7 +9,9 @@ from typing import Any
 
 from scalelab.config import CommandLine
 from scalelab.errors import BadInput
+from scalelab.plan.machine.priced import load_machines
 from scalelab.plan.whole import Plan
+from scalelab.precision.policy import POLICIES
 
 PLAN_KEYS = ("hardware", "devices", "price")  # of a plan, beside those of its config
 GIB = 2**30
@@ -56,6 +58,8 @@ def parse_against(text: str) -> tuple[str | None, dict[str, str], CommandLine]:
         key, equals, value = part.partition("=")
         if not equals and config is not None:
             raise BadInput(f"--against={text}: {config} and {part} are two configs; nearest: --against={config}")
+        if not equals and (meant := _guess_key(part)):
+            raise BadInput(f"--against={text}: {part} is a value, not a config; nearest: --against={meant}={part}")
         if not equals:
             config = part
         elif key in PLAN_KEYS:
@@ -65,6 +69,19 @@ def parse_against(text: str) -> tuple[str | None, dict[str, str], CommandLine]:
     if not (config or plan_options or overrides):
         raise BadInput(f"--against={text!r} changes nothing; e.g. --against=precision.name=bf16 or --against=llama3_8b")
     return config, plan_options, CommandLine(overrides)
+
+
+def _guess_key(text: str) -> str | None:
+    """The key whose value a text is, such as a machine's name; None of a config's file or name."""
+    if text.isdecimal():
+        return "devices"
+    if text in POLICIES:
+        return "precision.name"
+    try:
+        load_machines(text)
+    except BadInput:
+        return None
+    return "hardware"
 
 
 def compare_plans(first: Plan, second: Plan, keys: Mapping[str, Any], others: Mapping[str, Any]) -> PlanComparison:

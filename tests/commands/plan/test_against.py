@@ -89,3 +89,20 @@ def test_what_was_measured_on_one_machine_is_not_taken_for_another():
     shares = default_efficiency(load_machine("h100"))
     with pytest.raises(BadInput, match="hardware=a100 with --calibrate: what was measured holds for one machine"):
         scalelab.api.plan_against("tiny", "hardware=a100", "h100", 2, efficiency=shares)
+
+
+@pytest.mark.parametrize(
+    ("against", "nearest"),
+    [
+        ("mi300x", "hardware=mi300x"), ("h100:2.5", "hardware=h100:2.5"), ("bf16", "precision.name=bf16"),
+        ("64", "devices=64"),
+    ],
+)  # fmt: skip
+def test_a_value_without_its_key_is_refused_with_the_key(against, nearest):
+    with pytest.raises(BadInput, match=f"nearest: --against={nearest}$"):
+        scalelab.api.plan_against("tiny", against, "h100", 2)
+
+
+def test_several_kinds_for_a_config_are_put_side_by_side():
+    with pytest.raises(BadInput, match=r"nearest: --hardware=h100:2 --against=hardware=a100:1\.5$"):
+        scalelab.api.plan("tiny", "h100:2, a100:1.5")

@@ -53,3 +53,60 @@ def test_more_devices_than_sequences_share_them(capsys):
     """Gemma 3's batch of 128 on 256 chips ended in a division by zero."""
     lines, again = ask(capsys, "--config=gemma3_12b", "--hardware=v5e", "--devices=256")
     assert "changes the numbers" not in lines[0] and again["batch_tokens"] == 128 * 32_768
+
+
+@pytest.mark.full
+def test_an_odd_batch_is_planned_as_asked_beside_a_faster_one_near_it(capsys):
+    """1,009 is a prime: one micro-batch, or 1,009 of one sequence that eight devices share."""
+    lines, again = ask(
+        capsys, "--config=llama3_2_1b", "--hardware=h100", "--devices=8", "--config.train.global_batch=1009"
+    )
+    assert again["batch_tokens"] % 1009 == 0
+    odd = next(line for line in lines[:5] if line.startswith("odd batch: "))
+    assert main(["plan", *odd.split(": scalelab plan ")[1].split(" "), "--json"]) == 0
+    even = json.loads(capsys.readouterr().out)
+    assert even["batch_tokens"] % 1024 == 0 and even["tokens"] >= again["tokens"]
+    assert even["days"] < 0.9 * again["days"] and "with_even_batch" not in even["verdict"]
+
+
+@pytest.mark.full
+def test_a_million_devices_get_the_most_that_have_a_layout(capsys):
+    """1,024 sequences x 8 along tensor x 32 stages of a layer each."""
+    lines, again = ask(capsys, "--config=llama3_8b", "--hardware=h100", "--devices=1000000")
+    assert "; nearest that fits on 262,144 of them:" in lines[0] and again["devices"] == 1024 * 8 * 32
+
+
+@pytest.mark.full
+def test_an_even_batch_of_a_recipe_that_accumulates_and_warms_its_batch_up(capsys):
+    """GPT-3's 1,600 sequences in 100 micro-batches: 1,536 of them, Megatron's batch, are 3 x 512."""
+    assert main(["plan", "--config=gpt3_175b", "--hardware=a100", "--devices=1024"]) == 0
+    odd = next(line for line in capsys.readouterr().out.splitlines()[:6] if line.startswith("odd batch: "))
+    assert main(["plan", *odd.split(": scalelab plan ")[1].split(" "), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batch_tokens"] == 1536 * 2048
+
+
+@pytest.mark.full
+def test_a_chip_without_bfloat16_is_offered_no_format_of_it(capsys):
+    """A refusal named fp16, and fp16 was refused for the bf16_stochastic that the search had chosen itself.
+
+    596e6 parameters x 20 bytes (gradients are summed) are 11.1 GiB of 13.1; moments in 8 bits leave 14 bytes.
+    """
+    question = "--config=qwen3_0_6b", "--hardware=t4", "--devices=1", "--config.precision.name=fp16"
+    lines, again = ask(capsys, *question)
+    assert "adam8bit in fp16" in lines[1] and again["verdict"]["precision"] == "fp16"
+
+
+@pytest.mark.full
+def test_dense_layers_before_experts_in_loops_are_timed(capsys):
+    """In bf16 a loop's turns were divided by the products of a dense layer's experts, of which it has none."""
+    lines, again = ask(capsys, "--config=deepseek_v2_lite", "--hardware=h100", "--devices=64")
+    assert "--config.model.expert_products=loop" in lines[3] and again["verdict"]["step_s"] > 0
+
+
+@pytest.mark.full
+def test_the_faster_plan_that_is_printed_fits(capsys):
+    """Estimated activations left 3 % to spare where the exact count was 1.3 GiB over."""
+    assert main(["plan", "--config=olmo3_32b", "--hardware=h100", "--devices=1024"]) == 0
+    faster = next(line for line in capsys.readouterr().out.splitlines()[:5] if line.startswith("faster: "))
+    assert main(["plan", *faster.split(": scalelab plan ")[1].split(" "), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["fits"]

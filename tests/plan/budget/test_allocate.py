@@ -324,7 +324,7 @@ def test_every_answer_is_plain_json():
         ({"flops": 1e20, "serve_tokens": 0.0}, "serve_tokens=0: a positive number"),
         ({"flops": 1e20, "law": "chinchila_3"}, "did you mean 'chinchilla_3'"),
         ({"flops": 1e20, "law": "/no/such.json"}, "neither a file nor a published law; known: besiroglu, "),
-        ({"target_loss": 1.5}, "its loss is never below 1.817"),
+        ({"target_loss": 1.5}, "its loss is never below 1.817; nearest: --target-loss=1.84"),
         ({"target_loss": 2.0, "unique_tokens": 1e9}, "its loss is never below"),
         ({"gpu_hours": 1e3}, "need a machine and an MFU"),
         ({"gpu_hours": 1e3, "machine": load_machine("h100"), "mfu": 40.0}, "mfu=40: a share"),
@@ -355,3 +355,9 @@ def test_a_law_file_that_is_none(tmp_path, text, message):
     (tmp_path / "law.json").write_text(text)
     with pytest.raises(BadInput, match=message):
         allocate_budget(flops=1e20, law=str(tmp_path / "law.json"))
+
+
+def test_a_table_given_as_a_law_is_to_be_fitted_first(tmp_path):
+    (tmp_path / "runs.csv").write_text("N,D,loss\n1,2,3\n")
+    with pytest.raises(BadInput, match=r"fit it first: scalelab fit \S*runs.csv --json=FIT.json"):
+        allocate_budget(flops=1e20, law=str(tmp_path / "runs.csv"))

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from scalelab.config import Layout
+from scalelab.model.attention import blockwise
 from scalelab.plan.memory import estimated_activations, saved_activations
 from scalelab.plan.step import device_share
 from tests.plan.small import drawn, kept, on_eight, static_of
@@ -134,3 +135,32 @@ def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices
     assert saved_activations.count_block_activations(static) == saved_activations._traced_activations(
         plain, whole=False
     )
+
+
+@pytest.mark.parametrize("kernel", ["blockwise", "xla"])
+def test_a_long_sequence_is_counted_from_shorter_ones_exactly(kernel, monkeypatch):
+    """All logits at once grow with the square of the length; 5,000 tokens end within a block."""
+    static = static_of(model={"seq_len": 5000, "d_model": 16, "n_heads": 2}, model__attention=kernel)
+    split = static_of(Layout(data=2, context=2), model={"seq_len": 6 * 1024 + 8}, model__attention="blockwise")
+    whole, shorter = [], []
+    for counted, long, short in ((whole, 65_536, 8192), (shorter, 1024, 1)):
+        monkeypatch.setattr(saved_activations, "LONG", long)
+        monkeypatch.setattr(saved_activations, "SHORT", short)
+        for cache in (saved_activations._traced_activations, saved_activations._block_parts):
+            cache.cache_clear()
+        saved_activations._block_bytes.cache_clear()
+        counted += [saved_activations.count_saved_activations(static), saved_activations.count_block_activations(split)]
+    assert shorter == whole
+
+
+def test_no_trace_is_as_long_as_a_billion_tokens(monkeypatch):
+    blocks, pairs = [], blockwise.visible_block_pairs
+
+    def counted(n, *rest):
+        blocks.append(n)
+        return pairs(n, *rest)
+
+    monkeypatch.setattr(blockwise, "visible_block_pairs", counted)
+    static = static_of(model={"seq_len": 10**9}, model__attention="blockwise")
+    assert saved_activations.count_saved_activations(static).row_bytes > 10**9 * 32
+    assert 0 < max(blocks) * blockwise.CPU_BLOCK <= saved_activations.LONG

@@ -88,6 +88,20 @@ def test_a_batch_that_devices_do_not_divide_is_rounded_to_one_that_they_do(batch
     assert changes == ({"train.global_batch": str(rounded), "train.steps": str(steps)} if rounded else {})
 
 
+@pytest.mark.parametrize(
+    ("batch", "devices", "even"),
+    [
+        (1009, 8, 1024), (1000, 8, 1024), (1_000_001, 1, 2**20), (7, 8, 8), (15, 16, 16), (100, 8, 96),
+        (1024, 8, None), (960, 8, None), (15_360, 2048, None), (1, 1, None),
+    ],
+)  # fmt: skip
+def test_an_odd_batch_has_one_near_it_that_splits(batch, devices, even):
+    """By hand: 2^10 is 15 from 1,009, 2^20 4.9 % from 1,000,001, 2^14 6.7 % from 15,360; 3 x 32 are 4 % from 100."""
+    changes = levers.even_batch(config(**{"train.global_batch": batch, "train.steps": 1000}), devices)
+    steps = even and math.ceil(1000 * batch / even)
+    assert changes == ({"train.global_batch": str(even), "train.steps": str(steps)} if even else {})
+
+
 @pytest.mark.full
 def test_a_warm_up_in_tokens_follows_a_rounded_batch():
     """`plan --config=olmo2_7b --devices=24` found nothing: the batch's own warm-up steps contradicted its tokens."""
