@@ -147,7 +147,7 @@ def check_replay(evidence: Evidence) -> Findings | None:
         return None
     if not replays:
         return [Gap("bit_flip", *(UNASKED if not p else ("no line after a saved step", "checkpoint.keep_last=3")))]
-    differ = sorted(step for step, value in replays.items() if value > SAME)
+    differ = sorted(step for step, x in replays.items() if x > SAME and f"replay_rounded/{step}" not in p)
     if not differ:
         return []
     first = differ[0]

@@ -24,13 +24,25 @@ def check_states(evidence: Evidence) -> Findings:
         why = "no saved step was reached from the one before by a replay on the run's kind of device"
         return [Gap("state_changed", why, "--live" if not evidence.probes else "two saves that are near")]
     verdicts = [verdict for step, state in sorted(states.items()) if (verdict := _judge(evidence, step, state))]
-    return [*verdicts[:1], Judged(ASKED)]
+    return [*verdicts[:1], *_by_rounding(evidence), Judged(ASKED)]
+
+
+def _by_rounding(evidence: Evidence) -> list[Gap]:
+    """Name the arrays that differ no more than rounding makes them differ: a basis of a space without directions."""
+    prefix = "replay_rounded/"
+    parts = [key.removeprefix(prefix).partition("/") for key in evidence.probes if key.startswith(prefix)]
+    names = list(dict.fromkeys(name for _, _, name in parts if name))
+    if not names:
+        return []
+    text = f"{join_names(names)}: rounding alone changes them as much as they differ from those of a replay"
+    return [Gap("state_changed", text, "a replay of the same program gives the same bits (log.layers_every=0)")]
 
 
 def _judge(evidence: Evidence, step: int, state: dict[str, float]) -> Verdict | None:
     """Judge one saved step: what differs where no line before it does, or what differs first."""
     line = evidence.probes.get(f"replay_line/{step}")
-    wrong = {name: difference for name, difference in state.items() if not difference <= DIFFERS}
+    rounded = [name for name in state if f"replay_rounded/{step}/{name}" in evidence.probes]
+    wrong = {name: x for name, x in state.items() if not x <= DIFFERS and name not in rounded}
     if line is None and not wrong:
         return None
     if line is not None:
