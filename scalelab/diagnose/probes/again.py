@@ -34,7 +34,8 @@ def probe_replay(evidence: Evidence) -> dict[str, Any]:
     `replay_state/STEP/NAME`: of each array that it holds, the relative difference from that of the replay; and
     `replay_line/STEP`: the first line until then that differs, {step, and by metric (replayed, logged)}. Where
     something differs, weights are nudged by rounding and the steps taken once more: `replay_rounded/STEP[/NAME]` is
-    what that changes, of a loss or array, where it explains the difference.
+    what that changes, of a loss or array, where it explains the difference. `replay_alike/STEP`: where the optimizer's
+    state differs and the weights do not, by how much the next steps from both differ, of a leaf's change.
     """
     values: dict[str, Any] = {}
     logged = {int(row["step"]): row for row in evidence.rows}
@@ -52,7 +53,34 @@ def probe_replay(evidence: Evidence) -> dict[str, Any]:
             values |= _explain(f"replay_rounded/{target}", difference, by_rounding)
         if near and int(end.step) == following:
             values |= _compare(evidence, following, end, lines, nudged)
+            apart = {key.split("/", 2)[2].partition(".")[0] for key in _differing(values, following)}
+            if apart == {"opt_state"}:
+                values[f"replay_alike/{following}"] = _compare_next(load_subject(evidence, following), end)
     return values
+
+
+def _differing(values: Mapping[str, Any], step: int) -> list[str]:
+    """The measurements of arrays of a saved step that differ from those of a replay."""
+    prefix = f"replay_state/{step}/"
+    return [key for key, x in values.items() if key.startswith(prefix) and not x <= SAME]
+
+
+def _compare_next(saved: Subject, end: TrainState) -> float:
+    """The largest difference of a leaf's change over the next steps from a saved state and a replayed one, over that
+    change: optimizer states that are other numbers may do the same (bases in another order, or of other signs).
+    """
+    last = saved.step + REPLAYED
+    ends = [_replay(saved._replace(state=state), last)[1] for state in (saved.state, end)]
+    before, one, other = (named_leaves(state.params) for state in (end, *ends))
+    changes = [
+        [np.asarray(x[name], np.float64) - np.asarray(before[name], np.float64) for x in (one, other)]
+        for name in before
+    ]
+    sizes = [float(np.linalg.norm(right)) for _, right in changes]
+    if not max(sizes, default=0.0) > 0:
+        return float("inf")  # at an LR of 0 no state does anything
+    pairs = zip(changes, sizes, strict=True)
+    return max(float(np.linalg.norm(ours - right)) / size for (ours, right), size in pairs if size > 0)
 
 
 def _replay_nudged(evidence: Evidence, step: int, last: int) -> tuple[dict[int, dict[str, float]], TrainState]:
