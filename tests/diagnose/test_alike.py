@@ -1,10 +1,13 @@
 """Copies: what stays equal or alike by mathematics is none, what began as one is; and short records are no copies."""
 
+import types
+
 import numpy as np
 import pytest
 
 from scalelab.diagnose.checks.leaves import alike
-from scalelab.diagnose.checks.read.again.shingles import LONG_BYTES, Documents, find_nearest, find_shingles
+from scalelab.diagnose.checks.read import documents
+from scalelab.diagnose.checks.read.again.shingles import LONG_BYTES, Documents, Nearest, find_nearest, find_shingles
 from scalelab.diagnose.probes.leaves.saved import SavedStep
 from scalelab.diagnose.verdict import Judged
 from tests.diagnose.evidences import healthy
@@ -81,3 +84,13 @@ def test_a_record_that_shares_fields_is_no_copy_and_a_text_is():
     assert copies([records[0], records[0], *others]) == [0, 1]
     text = words(90)
     assert copies([text, b"copied: " + text[:-60] + words(8), *others]) == [0, 1]
+
+
+@pytest.mark.parametrize(("found", "of", "named"), [(6, 102, False), (12, 102, True), (2, 20, False), (60, 60, True)])
+def test_a_few_copies_among_few_validation_documents_are_chance(found, of, named):
+    split = types.SimpleNamespace(shards=[1], n_tokens=10)
+    data = types.SimpleNamespace(dataset=types.SimpleNamespace(parts=[types.SimpleNamespace(train=split)]))
+    sides = Documents(np.arange(10), np.array([0, 10])), Documents(np.arange(10) + 1, np.array([0, 10]))
+    is_copy, zeros = np.arange(of) < found, np.zeros(of, int)
+    verdicts = documents._shared(data, *sides, Nearest(zeros, zeros, is_copy.astype(float), is_copy))[1:]
+    assert [verdict.cause for verdict in verdicts] == ["val_in_train"] * named

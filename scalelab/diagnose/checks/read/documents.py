@@ -23,6 +23,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
 SHARED = 0.05  # share of validation documents with a copy in training
+CHANCE = 2.0  # standard deviations by which their number must exceed it: few documents have some by chance
 COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
 LEAST_NEAR = 4  # such documents; two long files of one corpus may well share half of their passages
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
@@ -65,7 +66,7 @@ def _shared(data: DataSample, train: Documents, val: Documents, nearest: Nearest
     compared = len(train.tokens) / max(sum(split.n_tokens for split in _splits(data, "train")), 1)
     copies = nearest.is_copy
     share = min(1.0, float(np.mean(copies)) / compared)
-    if share <= SHARED:
+    if share <= SHARED + CHANCE * (SHARED / len(copies)) ** 0.5:
         return [judged]
     at = int(np.argmax(np.where(copies, nearest.share, 0.0)))
     begin, end = train.offsets[nearest.other[at]], train.offsets[nearest.other[at] + 1]
