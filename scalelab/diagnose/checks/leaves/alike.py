@@ -1,7 +1,7 @@
 """Judge copies: leaves of equal numbers, and layers, or experts of a layer, that began as one and are still alike.
 
 Matrices of n numbers drawn at random have a correlation of 1 / sqrt(n), and training brings none together: healthy runs
-stay below 0.15, layers that began as one are at 0.7 to 0.95 after 160 steps.
+stay below 0.25 (from a start of 0.006 too), layers that began as one are at 0.7 to 0.95 after 160 steps.
 """
 
 import itertools
