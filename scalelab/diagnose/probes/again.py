@@ -23,6 +23,7 @@ SECONDS = 60.0
 SAME = 1e-4  # relative difference of a replayed number; the same program gives the same bits
 NUDGE = 2.0**-22  # relative change of each weight, of either sign: what sums in another order leave in fp32
 ROUNDED = 10.0  # times what a nudge changes; differences up to there are rounding's
+DIFFERS = 1e-3  # relative difference of an array from that of a replay; the same program gives the same bits
 LOGGED = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr")  # metrics of a step that are compared
 
 
@@ -62,7 +63,7 @@ def probe_replay(evidence: Evidence) -> dict[str, Any]:
 def _differing(values: Mapping[str, Any], step: int) -> list[str]:
     """The measurements of arrays of a saved step that differ from those of a replay."""
     prefix = f"replay_state/{step}/"
-    return [key for key, x in values.items() if key.startswith(prefix) and not x <= SAME]
+    return [key for key, x in values.items() if key.startswith(prefix) and not x <= DIFFERS]
 
 
 def _compare_next(saved: Subject, end: TrainState) -> float:
@@ -143,7 +144,7 @@ def _compare(
         if name in arrays and not name.startswith("guard.") and np.issubdtype(np.asarray(x).dtype, np.floating):
             difference = _distance(arrays[name], x)
             values[f"replay_state/{step}/{name}"] = difference
-            if difference > SAME and (by_rounding := _distance(named_leaves(nudged()[1])[name], x)) > 0:
+            if difference > DIFFERS and (by_rounding := _distance(named_leaves(nudged()[1])[name], x)) > 0:
                 values |= _explain(f"replay_rounded/{step}/{name}", difference, by_rounding)
     for row in evidence.rows:
         at = int(row["step"])

@@ -6,10 +6,10 @@ import numpy as np
 
 from scalelab.diagnose.checks.leaves.moved import join_names
 from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes.again import DIFFERS
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
 ASKED = "moments, weights and averages are those of the replayed steps"
-DIFFERS = 1e-3  # relative difference of an array from that of a replay; the same program gives the same bits
 SAME = 1e-4  # relative difference of a logged number
 ALIKE = 0.01  # relative difference of leaves' changes over the next steps, up to which two states do the same
 
