@@ -8,7 +8,7 @@ from scalelab.diagnose.checks import knobs
 from scalelab.diagnose.checks.causes import BRINGS_ABOUT, NUMBERS
 from scalelab.diagnose.checks.code import formats, live, reference
 from scalelab.diagnose.checks.course import alarms, learning, spikes
-from scalelab.diagnose.checks.leaves import experts, measured, moved, rounded, scales
+from scalelab.diagnose.checks.leaves import alike, experts, measured, moved, rounded, scales
 from scalelab.diagnose.checks.leaves import live as leaves_live
 from scalelab.diagnose.checks.leaves import rows as leaves_rows
 from scalelab.diagnose.checks.logged import lines as whole_lines
@@ -35,6 +35,7 @@ FAMILIES = (
     live,
     reference,
     leaves_live,
+    alike,
     experts,
     measured,
     moved,

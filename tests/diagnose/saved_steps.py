@@ -24,6 +24,8 @@ def edit_arrays(run, step, change):
 
 
 def _set(tree, path, value):
-    for name in path[:-1]:
-        tree = tree[int(name)] if isinstance(tree, list | tuple) else tree[name]
-    tree[path[-1]] = value
+    """Set a leaf of a tree, in which the state of a matrix optimizer has whole names of parameters as keys."""
+    if isinstance(tree, dict) and (whole := ".".join(path)) in tree:
+        tree[whole] = value
+    else:
+        _set(tree[int(path[0])] if isinstance(tree, list | tuple) else tree[path[0]], path[1:], value)

@@ -21,7 +21,7 @@ from scalelab.diagnose.probes.leaves.saved import SavedStep
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.diagnose.rank import diagnose
-from scalelab.diagnose.verdict import Judged
+from scalelab.diagnose.verdict import Judged, Verdict
 from scalelab.train.checkpoints import copies
 from tests.diagnose.evidences import STEPS, ask, causes, doctor, doctor_layers, healthy, recorded_gaps, with_record
 
@@ -340,6 +340,15 @@ def test_an_optimizer_whose_definition_has_no_correction_is_not_told_to_turn_it_
     for name, expected in (("rmsprop", []), ("adamw", named), ("adam8bit", named), ("mine:adam", named)):
         evidence = types.SimpleNamespace(values={"optim.name": name}, probes=probes)
         assert [x.cause for x in live.check_optimizer(evidence) if not isinstance(x, Judged)] == expected
+
+
+@pytest.mark.parametrize(("power", "named"), [(0.5, False), (0.0, True)])
+def test_updates_over_sums_of_squares_never_settle_and_have_no_correction(power, named):
+    """Adagrad's update is 1 / sqrt(step) on constant gradients; one without correction is so until its average is."""
+    sizes = {step: max(step**-0.5, 0.1 if power == 0.0 else 0.0) for step in (1, 2, 5, 10, 20, 1250, 5000)}
+    probes = {f"update_rms/{step}": size for step, size in sizes.items()}
+    found = live.check_optimizer(types.SimpleNamespace(values={"optim.name": "mine:adagrad"}, probes=probes))
+    assert [isinstance(x, Verdict) for x in found if not isinstance(x, Judged)] == [named]
 
 
 def test_log_z_of_sure_predictions_is_no_drift():

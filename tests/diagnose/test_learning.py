@@ -94,14 +94,17 @@ def test_a_pattern_that_returns_is_the_order_of_the_data_unless_the_rate_returns
     assert causes(healthy(rng) + wave, lr=restarts) == []
 
 
-@pytest.mark.parametrize(("level", "found"), [(5.2, ["not_learning"]), (3.2, []), (2.5, [])])
-def test_a_loss_above_the_entropy_of_its_tokens_is_no_learning(rng, level, found):
+@pytest.mark.parametrize(
+    ("level", "falls", "found"),
+    [(5.2, 0.0, ["not_learning"]), (5.2, 0.1, ["not_learning"]), (3.2, 0.0, []), (2.5, 0.0, []), (5.2, 1.4, [])],
+)
+def test_a_loss_above_the_entropy_of_its_tokens_is_no_learning_unless_it_still_falls(rng, level, falls, found):
     shares = np.r_[[0.2, 0.1, 0.1], np.full(30, 0.02)]  # of 33 kinds of tokens: 3.13 nats
     entropy = -(shares * np.log(shares)).sum()
     windows = rng.choice(33, (64, 257), p=shares / shares.sum())
     assert 3.1 < entropy < 3.2
     lines = [
-        {"step": step, "train_loss": level + 3 * math.exp(-step / 50), "tokens": 2048 * step}
+        {"step": step, "train_loss": level + 3 * math.exp(-step / 50) - falls * step / 400, "tokens": 2048 * step}
         for step in range(10, 401, 10)
     ]
     evidence = metrics_evidence(lines, pathlib.Path("ours"), {"model.vocab_size": 256})

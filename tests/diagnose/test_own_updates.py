@@ -39,6 +39,23 @@ def with_state(b1, b2, first, second, kept=None):
     return optax.GradientTransformation(init, update)
 
 
+def with_squares_of_the_mean(b1, b2, names=("mu", "nu")):
+    """Adam's direction whose second moment is fed with the first."""
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return dict.fromkeys(names, zeros) | {"t": jnp.zeros([], jnp.int32)}
+
+    def update(grads, state, params=None):
+        t, (mu, nu) = state["t"] + 1, (state[name] for name in names)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, mu, grads)
+        nu = jax.tree.map(lambda v, m: b2 * v + (1 - b2) * m * m, nu, mu)
+        out = jax.tree.map(lambda m, v: m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + 1e-8), mu, nu)
+        return out, dict(zip(names, (mu, nu), strict=True)) | {"t": t}
+
+    return optax.GradientTransformation(init, update)
+
+
 CHAINS = {
     "adam": lambda: optax.scale_by_adam(0.9, 0.95, eps=1e-6),
     "amsgrad": lambda: optax.scale_by_amsgrad(0.9, 0.95, eps=1e-6),
@@ -51,6 +68,9 @@ CHAINS = {
     ),
     "summed_squares": lambda: with_state(0.9, 0.95, 0.1, 1.0),
     "summed_gradients": lambda: with_state(0.9, 0.95, 1.0, 0.05),
+    "squares_of_the_mean": lambda: with_squares_of_the_mean(0.9, 0.95),
+    "adamomentum": lambda: with_squares_of_the_mean(0.9, 0.95, ("exp_avg", "exp_avg_sq")),
+    "belief": lambda: optax.scale_by_belief(0.9, 0.95),
     "nothing_kept": lambda: with_state(0.9, 0.95, 0.1, 0.05, kept=0.0),
     "half_kept": lambda: with_state(0.9, 0.95, 0.1, 0.05, kept=0.5),
     "betas_exchanged": lambda: optax.scale_by_adam(0.95, 0.9, eps=1e-6),
@@ -61,10 +81,11 @@ CHAINS = {
         by_path(lambda path, x: 1e-3 * x if "embed" in jax.tree_util.keystr(path) else x),
     ),
 }
-SOUND = ("adam", "amsgrad", "yogi", "lion", "trace", "rms_and_momentum", "slower_below")
+SOUND = ("adam", "amsgrad", "yogi", "lion", "trace", "rms_and_momentum", "slower_below", "adamomentum", "belief")
 FAULTS = {
     "summed_squares": ("moments_wrong", "summed, not averaged"),
     "summed_gradients": ("moments_wrong", "summed, not averaged"),
+    "squares_of_the_mean": ("moments_wrong", "averages the squares of 1.mu, by 0.95 a step"),
     "nothing_kept": ("moments_wrong", "keeps nothing of those before"),
     "half_kept": ("moments_wrong", "keeps 0.5 of what stood there, not 0.9"),
     "betas_exchanged": ("moments_wrong", "that is the other beta"),

@@ -14,7 +14,8 @@ from scalelab.model.stacks import is_stack
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.precision.policy import POLICIES
 
-OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 5000)  # steps on constant gradients; the last one represents a settled optimizer
+# Steps on constant gradients; the last one represents a settled optimizer, the one before tells whether it settles.
+OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 1250, 5000)
 
 
 def probe_accumulation(subject: Subject) -> dict[str, float]:

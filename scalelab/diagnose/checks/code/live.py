@@ -11,6 +11,8 @@ BETWEEN = "what is done to gradients between micro-batches (a clip, a factor): t
 RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
 UNCORRECTED = ("rmsprop",)  # by definition (Tieleman & Hinton 2012): its squares start at zero
 SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms: at most 1.1
+LATE = 1000  # steps of constant gradients, from which updates of averages no longer change
+SETTLES = 0.75  # a late update over one at a quarter of its steps: of sums of squares (Adagrad, Shampoo) a half
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
 EDGE = 2.0  # sharpness x LR / where the optimizer becomes unstable; healthy runs: up to 1.4 (SGD), 0.3 (AdamW)
@@ -71,7 +73,7 @@ def _test(cause: str, over: float, text: str, knob: str, where: tuple[int, int])
 @asks("updates on constant gradients; moments against gradients")
 def check_optimizer(evidence: Evidence) -> Findings | None:
     """Judge updates on constant gradients, and moments against the gradients of the last state."""
-    p, findings = evidence.probes, list[Verdict]()
+    p, findings = evidence.probes, list[Verdict | Gap]()
     if not p:
         return [Gap(cause, *UNASKED) for cause in ("no_bias_correction", "moments_poisoned")]
     sizes = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("update_rms/")}
@@ -79,7 +81,12 @@ def check_optimizer(evidence: Evidence) -> Findings | None:
         largest = max(sizes, key=lambda step: sizes[step])
         over = sizes[largest] / settled / OVERSHOOT
         name = str(evidence.values["optim.name"])
-        if over > 1 and name not in UNCORRECTED:
+        late = [sizes[step] for step in sorted(sizes)[:-1] if step >= LATE]
+        settles = not late or settled >= SETTLES * late[-1]
+        if over > 1 and not settles:
+            why = f"the updates of {name} shrink on with its steps, as those of sums of squares do"
+            findings.append(Gap("no_bias_correction", why, "an optimizer of averages, which settles"))
+        elif over > 1 and name not in UNCORRECTED:
             text = f"on constant gradients update {largest} is {sizes[largest] / settled:.3g} times a late one"
             knob = "optim.bias_correction=true"
             if ":" in name:
@@ -147,7 +154,7 @@ def check_replay(evidence: Evidence) -> Findings | None:
         return None
     if not replays:
         return [Gap("bit_flip", *(UNASKED if not p else ("no line after a saved step", "checkpoint.keep_last=3")))]
-    differ = sorted(step for step, value in replays.items() if value > SAME)
+    differ = sorted(step for step, x in replays.items() if x > SAME and f"replay_rounded/{step}" not in p)
     if not differ:
         return []
     first = differ[0]

@@ -197,6 +197,9 @@ def check_frequencies(evidence: Evidence) -> Findings | None:
     if level <= entropy + ABOVE_ENTROPY:
         return []
     text = f"the loss is {level:.4g} at the end, where the shares of its {len(counts)} tokens alone give {entropy:.4g}"
+    fall, error, _ = _fall(loss)
+    if fall > max(OVERFIT * level, 2 * error):
+        return [Gap("not_learning", f"{text}: it still falls, by {fall:.2g} in the last quarter", "more steps")]
     where = (int(loss.steps[-1]), int(loss.steps[-1]))
     return [_not_learning(evidence, text, where, level / (entropy + ABOVE_ENTROPY))]
 

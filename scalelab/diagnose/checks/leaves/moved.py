@@ -5,7 +5,7 @@ that out.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 from scalelab.precision.policy import POLICIES
 
 ASKED = "every leaf, head and row of the embedding moves"
-DISTINCT = "no two leaves are copies of each other"
 HALF_ULP = 2.0**-24  # relative rounding error of a number in fp32
 SLOW = 300.0  # a leaf may move by so much less than the one that moves most; it is judged if rounding hides no more
 OCCURRENCES = 8  # of a token between two saved steps, below which its row is not judged
@@ -38,7 +37,6 @@ SCALE = 50.0
 LARGE_EPS = 1e-6
 FEW_MATRICES = 6
 LISTED = 4  # names in a line of evidence
-COPIES = 16  # numbers of a leaf below which equal ones may be chance
 
 
 class Moved(NamedTuple):
@@ -262,33 +260,4 @@ def _count_tokens(evidence: Evidence, stretch: Stretch, rows: int, targets: bool
     return times
 
 
-def check_copies(evidence: Evidence) -> Findings:
-    """Judge leaves, layers or heads that hold the same numbers: one of them is not trained by itself."""
-    saved, why = read_saved_steps(evidence)
-    if not saved:
-        return [Gap("leaves_identical", why, "checkpoint.every_steps")]
-    last = saved[-1]
-    by_content: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
-    for part, x in _list_parts(last.params):
-        if x.size >= COPIES and np.any(x != x.flat[0]):
-            by_content.setdefault((x.shape, np.ascontiguousarray(x).tobytes()), []).append(part)
-    copies = [parts for parts in by_content.values() if len(parts) > 1]
-    if not copies:
-        return [Judged(DISTINCT)]
-    text = "; ".join(f"{join_names(parts)} hold the same numbers" for parts in copies[:2]) + f" at step {last.step}"
-    knob = (
-        f"train {copies[0][0]} and {copies[0][1]} apart, or declare one parameter (model.tied_head, one in the block)"
-    )
-    confirm = "scalelab checkpoint verify, and the code that initialises or updates them"
-    where = last.step, last.step
-    return [make_verdict("leaves_identical", "test", np.inf, text, knob, confirm, where), Judged(DISTINCT)]
-
-
-def _list_parts(params: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    for name, x in params.items():
-        for part, y in layer_slices(name, x.T if name == "head.w" else x):
-            yield part, y
-            yield from head_slices(part, y)
-
-
-CHECKS = (check_moved, check_copies)
+CHECKS = (check_moved,)

@@ -7,7 +7,8 @@ from scalelab.diagnose.checks.read.again.lengths import compare_splits
 from scalelab.diagnose.checks.read.again.shingles import (
     LENGTH_BYTES,
     LENGTH_IDS,
-    NEAR,
+    LONG_BYTES,
+    LONG_IDS,
     Documents,
     Nearest,
     drop_spaces,
@@ -22,6 +23,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdi
 
 MOST_TRAIN, MOST_VAL = 2_000_000, 250_000  # tokens compared
 SHARED = 0.05  # share of validation documents with a copy in training
+CHANCE = 2.0  # standard deviations by which their number must exceed it: few documents have some by chance
 COPIES = 0.05  # share of the training documents, by tokens, that are near copies, not equal ones, of another
 LEAST_NEAR = 4  # such documents; two long files of one corpus may well share half of their passages
 LEAST_DOCUMENTS = 20  # of training, for near copies among them
@@ -33,11 +35,11 @@ def check_documents(evidence: Evidence) -> Findings:
     if data is None or evidence.record.get("data", {}).get("fingerprint") not in (None, data.dataset.fingerprint):
         return []  # the checks of the sample report it
     train, val = (_documents(data, side) for side in ("train", "val"))
-    length = LENGTH_BYTES if data.dataset.vocab_size <= BYTES else LENGTH_IDS
+    length, long = (LENGTH_BYTES, LONG_BYTES) if data.dataset.vocab_size <= BYTES else (LENGTH_IDS, LONG_IDS)
     as_read = drop_spaces if data.dataset.vocab_size <= BYTES else lambda documents: documents
     pool = find_shingles(as_read(train), length)
-    held_out = find_nearest(find_shingles(as_read(val), length), pool)
-    among = find_nearest(pool, pool, itself=True)
+    held_out = find_nearest(find_shingles(as_read(val), length), pool, long)
+    among = find_nearest(pool, pool, long, itself=True)
     return [*_shared(data, train, val, held_out), *_near_copies(train, among), *_distributions(data)]
 
 
@@ -62,11 +64,11 @@ def _shared(data: DataSample, train: Documents, val: Documents, nearest: Nearest
     if not len(nearest.share):
         return [Gap("val_in_train", "no validation document is long enough", "longer documents")]
     compared = len(train.tokens) / max(sum(split.n_tokens for split in _splits(data, "train")), 1)
-    copies = nearest.share >= NEAR
+    copies = nearest.is_copy
     share = min(1.0, float(np.mean(copies)) / compared)
-    if share <= SHARED:
+    if share <= SHARED + CHANCE * (SHARED / len(copies)) ** 0.5:
         return [judged]
-    at = int(np.argmax(nearest.share))
+    at = int(np.argmax(np.where(copies, nearest.share, 0.0)))
     begin, end = train.offsets[nearest.other[at]], train.offsets[nearest.other[at] + 1]
     same = np.array_equal(_tokens(val, nearest.document[at]), train.tokens[begin:end])
     text = f"{copies.sum()} of {len(copies)} validation documents stand in the training data, whole or nearly"
@@ -88,7 +90,7 @@ def _near_copies(train: Documents, nearest: Nearest) -> Findings:
     judged = Judged("near-duplicates")
     if len(nearest.share) < LEAST_DOCUMENTS:
         return []
-    chosen = np.flatnonzero(nearest.share >= NEAR)
+    chosen = np.flatnonzero(nearest.is_copy)
     near = [
         i for i in chosen if not np.array_equal(_tokens(train, nearest.document[i]), _tokens(train, nearest.other[i]))
     ]

@@ -50,7 +50,8 @@ def check_own_averages(evidence: Evidence) -> Findings | None:
         return [Gap("moments_wrong", f"what {name} makes of gradients was not measured", "--live")]
     prefix = "kept/"
     kept = [Kept(k.removeprefix(prefix), *x) for k, x in evidence.probes.items() if k.startswith(prefix)]
-    averages = _mixed(name, kept) or _forgotten(evidence, name, kept) or _undeclared(evidence, name, kept)
+    averages = _fed(evidence, name) or _mixed(name, kept)
+    averages = averages or _forgotten(evidence, name, kept) or _undeclared(evidence, name, kept)
     return [*(averages or _answers(evidence, name, kept)), *_uneven(evidence, name)]
 
 
@@ -76,6 +77,24 @@ def _mixed(name: str, kept: Sequence[Kept]) -> list[Verdict]:
     text += f"{factor:.3g} times what they should be"
     knob = f"multiply what is added to {added.name} by 1 - beta, in {name.partition(':')[2]}"
     return _verdict("moments_wrong", 1 / WHOLE, text, knob)
+
+
+def _fed(evidence: Evidence, name: str) -> Findings:
+    """Judge an average of the squares of another one, where its name says squares of gradients, as in optax's state.
+
+    Elsewhere it may be meant (AdaMomentum, Wang et al. 2021).
+    """
+    prefix = "fed/"
+    for key, (source, decay) in (
+        (k.removeprefix(prefix), x) for k, x in evidence.probes.items() if k.startswith(prefix)
+    ):
+        text = f"{key} of {name} averages the squares of {source}, by {decay:.4g} a step, and not those of gradients: "
+        text += "what scatters about zero is averaged away before it is squared, so that it does not damp the updates"
+        if [each.rpartition(".")[2] for each in (key, source)] != ["nu", "mu"]:
+            return [Gap("moments_wrong", text, "--accept=moments_wrong says that it is meant")]
+        knob = f"feed {key} with the squares of gradients in {name.partition(':')[2]}"
+        return _verdict("moments_wrong", 1 / WHOLE, text, knob)
+    return []
 
 
 def _forgotten(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import numpy as np
+
 from scalelab.diagnose.checks.leaves.moved import join_names
 from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes.again import DIFFERS
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 
 ASKED = "moments, weights and averages are those of the replayed steps"
-DIFFERS = 1e-3  # relative difference of an array from that of a replay; the same program gives the same bits
 SAME = 1e-4  # relative difference of a logged number
+ALIKE = 0.01  # relative difference of leaves' changes over the next steps, up to which two states do the same
 
 
 def check_states(evidence: Evidence) -> Findings:
@@ -24,13 +27,35 @@ def check_states(evidence: Evidence) -> Findings:
         why = "no saved step was reached from the one before by a replay on the run's kind of device"
         return [Gap("state_changed", why, "--live" if not evidence.probes else "two saves that are near")]
     verdicts = [verdict for step, state in sorted(states.items()) if (verdict := _judge(evidence, step, state))]
-    return [*verdicts[:1], Judged(ASKED)]
+    return [*verdicts[:1], *_by_rounding(evidence), Judged(ASKED)]
+
+
+def _by_rounding(evidence: Evidence) -> list[Gap]:
+    """Name the arrays that differ no more than rounding makes them differ, or whose difference does nothing."""
+    prefix, alike = "replay_rounded/", "replay_alike/"
+    parts = [key.removeprefix(prefix).partition("/") for key in evidence.probes if key.startswith(prefix)]
+    names = list(dict.fromkeys(name for _, _, name in parts if name))
+    gaps = []
+    if names:
+        text = f"{join_names(names)}: rounding alone changes them as much as they differ from those of a replay"
+        gaps.append(Gap("state_changed", text, "a replay of the same program gives the same bits (log.layers_every=0)"))
+    same = [key.removeprefix(alike) for key, x in evidence.probes.items() if key.startswith(alike) and x <= ALIKE]
+    if same:
+        text = (
+            f"the optimizer's state of step {', '.join(same)} has other numbers than a replay's and does the same: the "
+        )
+        text += "next steps from both agree (bases in another order, or of other signs)"
+        gaps.append(Gap("moments_poisoned", text, "a replay of the same program gives the same bits"))
+    return gaps
 
 
 def _judge(evidence: Evidence, step: int, state: dict[str, float]) -> Verdict | None:
     """Judge one saved step: what differs where no line before it does, or what differs first."""
     line = evidence.probes.get(f"replay_line/{step}")
-    wrong = {name: difference for name, difference in state.items() if not difference <= DIFFERS}
+    rounded = [name for name in state if f"replay_rounded/{step}/{name}" in evidence.probes]
+    wrong = {name: x for name, x in state.items() if not x <= DIFFERS and name not in rounded}
+    if evidence.probes.get(f"replay_alike/{step}", np.inf) <= ALIKE:
+        wrong = {name: x for name, x in wrong.items() if not name.startswith("opt_state.")}
     if line is None and not wrong:
         return None
     if line is not None:

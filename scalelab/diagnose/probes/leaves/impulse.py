@@ -5,7 +5,7 @@ after each later one; a sum holds all of it at first. So a few steps tell what e
 gradients an optimizer that divides by their size moves every number by about the LR, at every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +37,10 @@ class Optimizer(NamedTuple):
 def probe_impulse(subject: Subject) -> dict[str, Any]:
     """`kept/NAME` of an array of the state that is an average or sum: (power of the gradient, decay, share at first).
 
-    `answer/NAME`: RMS of a parameter's updates under constant gradients of random signs; `answer_power`: the power of
-    the gradient that they grow with (0: they do not); `answer_small`: the same RMS over that of a gradient near eps;
-    `idle_steps`: the share of steps without any update. {} for optimizers of this package, which have steps by hand.
+    `fed/NAME` of another array: (the array whose squares it averages, decay). `answer/NAME`: RMS of a parameter's
+    updates under constant gradients of random signs; `answer_power`: the power of the gradient that they grow with (0:
+    they do not); `answer_small`: the same RMS over that of a gradient near eps; `idle_steps`: the share of steps
+    without any update. {} for optimizers of this package, which have steps by hand.
     """
     static = subject.static
     if ":" not in static.optim.name or static.updates_layers:
@@ -51,6 +52,9 @@ def probe_impulse(subject: Subject) -> dict[str, Any]:
     for key, x in kept[0].items():
         if described := describe_answer(x, kept[1][key]):
             values[f"kept/{key[: -len(optimizer.leaf) - 1]}"] = described
+        elif found := find_fed(x, {k: y for k, y in kept[0].items() if k != key}):
+            own, source = (name[: -len(optimizer.leaf) - 1] for name in (key, found[0]))
+            values[f"fed/{own}"] = source, found[1]
     return values | _answers(subject, run)
 
 
@@ -119,3 +123,14 @@ def describe_answer(once: np.ndarray, doubled: np.ndarray) -> tuple[int, float, 
         return None
     decay = float(np.median(left))
     return (round(power), decay, float(once[0])) if decay < 1 - STEADY / 2 else None
+
+
+def find_fed(course: np.ndarray, others: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
+    """(name, decay) of the array of which an array's course [STEPS + 1] averages the squares; None without such."""
+    for name, x in others.items():
+        squares = np.square(x)
+        decay = 1.0 - course[0] / squares[0] if squares[0] > 0 else 0.0
+        due = decay * course[:-1] + (1.0 - decay) * squares[1:]
+        if 0 < decay < 1 and np.allclose(due, course[1:], rtol=STEADY, atol=0.0):
+            return name, float(decay)
+    return None

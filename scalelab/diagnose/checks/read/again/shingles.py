@@ -16,6 +16,9 @@ SAMPLED = 8  # 1 of so many shingles is kept
 LEAST = 8  # distinct shingles of a document that is judged
 COMMON = 8  # documents; a shingle of more of them is boilerplate
 NEAR = 0.5  # share of a document's shingles that stand in one other document, from which it is a near copy
+# Distinct shingles below which a document is a line or a record, that shares fields and phrases with others by itself:
+# some 60 words. Of such only one that stands whole in another is a copy.
+LONG_BYTES, LONG_IDS = 32, 8
 MULTIPLY = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -96,19 +99,26 @@ def are_among(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 class Nearest(NamedTuple):
-    """Of each document judged: its number, the nearest other one, and the share of its shingles that stand there."""
+    """Of each document judged: its number, the nearest other one, the share of its shingles that stand there, and
+    whether that makes it a copy, whole or near.
+    """
 
     document: np.ndarray
     other: np.ndarray
     share: np.ndarray
+    is_copy: np.ndarray
 
 
 def find_nearest(
-    queries: tuple[np.ndarray, np.ndarray], pool: tuple[np.ndarray, np.ndarray], itself: bool = False
+    queries: tuple[np.ndarray, np.ndarray],
+    pool: tuple[np.ndarray, np.ndarray],
+    long: int = LONG_BYTES,
+    itself: bool = False,
 ) -> Nearest:
     """Find the document of `pool` that shares most shingles with each of `queries`; `itself`: they are the pool's.
 
-    Shingles of more than COMMON documents of the pool do not count; documents with fewer than LEAST are left out.
+    `long`: shingles from which a document may be a near copy. Shingles of more than COMMON documents of the pool do not
+    count; documents with fewer than LEAST are left out.
     """
     hashes, owner = pool
     first, last = (np.searchsorted(hashes, queries[0], side=side) for side in ("left", "right"))
@@ -126,4 +136,5 @@ def find_nearest(
     order = np.argsort(shared, kind="stable")  # the last assignment, of the largest, stays
     best[keys[order] // n_pool], other[keys[order] // n_pool] = shared[order], keys[order] % n_pool
     judged = np.flatnonzero(size >= LEAST)
-    return Nearest(judged, other[judged], best[judged] / size[judged])
+    share = best[judged] / size[judged]
+    return Nearest(judged, other[judged], share, share >= np.where(size[judged] < long, 1.0, NEAR))
