@@ -54,7 +54,8 @@ def ballads(path):
 
 def sums(path):
     """Additions of numbers up to four digits, a line each and none twice; the result's digits from the last on."""
-    dice, seen = random.Random(721), set()
+    dice = random.Random(721)
+    seen: set[tuple[int, int]] = set()
     while len(seen) < 9000:
         pair = dice.randrange(10 ** dice.randrange(1, 5)), dice.randrange(10 ** dice.randrange(1, 5))
         if pair not in seen:
