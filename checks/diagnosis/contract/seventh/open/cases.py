@@ -34,7 +34,7 @@ CODE = (
                 "    cos, sin = jnp.cos(angle_BSP), jnp.sin(angle_BSP)",
             ),
         ),
-        harm="not measured",
+        harm="0.042: hardly visible at this size",
     ),
     # Met where the two halves of one product are taken in the other order than the checkpoint has them.
     _fault(
@@ -50,7 +50,7 @@ CODE = (
                 '"swiglu": lambda up, gate: jax.nn.silu(up) * gate,',
             ),
         ),
-        harm="not measured",
+        harm="0.048 by another start: nothing visible, as it is trained so; another program reads it wrongly",
     ),
     _fault(
         "not a look at itself",
@@ -59,7 +59,7 @@ CODE = (
         Answer(("mask", "code mask", "mask leak", "leak", "later token", "attention of layer", "code differs")),
         703,
         edits=(Edit("model/attention/mask.py", "    mask = distance >= 0\n", "    mask = distance > 0\n"),),
-        harm="not measured",
+        harm="0.312",
     ),
 )
 
@@ -73,7 +73,7 @@ LEAVES = (
         704,
         changes={"model.n_layers": 3},
         edits=(Edit("model/transformer.py", 'split_rngs={"params": True}', 'split_rngs={"params": False}'),),
-        harm="not measured",
+        harm="-0.085: not visible at this size",
     ),
 )
 
@@ -96,7 +96,7 @@ READ = (
                 "            numbers[own] = permute_positions(places[own], n_windows, key)\n",
             ),
         ),
-        harm="not measured",
+        harm="-0.049: not visible in two passes",
     ),
 )
 
@@ -129,7 +129,7 @@ STATE = (
         707,
         changes={"optim.name": "mine:squares_of_the_mean", **_OWN_ADAM},
         without={"optim.name": "adamw"},
-        harm="not measured",
+        harm="0.079: hardly visible at this size",
     ),
 )
 
@@ -142,7 +142,7 @@ SETTINGS = (
         708,
         changes={"model.logit_softcap": 1.0},
         without={"model.logit_softcap": 30.0},
-        harm="not measured",
+        harm="1.667",
     ),
 )
 FAULTS = (*CODE, *LEAVES, *READ, *LOGGED, *STATE, *SETTINGS)
