@@ -136,7 +136,8 @@ def number_or_runs(text: str) -> float | pathlib.Path:
     try:
         return number_above_zero(text)
     except argparse.ArgumentTypeError as why:
-        raise argparse.ArgumentTypeError(f"{why}, nor a folder of runs; nearest: --noise=0.01") from None
+        what = str(why).partition("; nearest")[0]
+        raise argparse.ArgumentTypeError(f"{what}, nor a folder of runs; nearest: --noise=0.01") from None
 
 
 def numbers(text: str) -> list[float]:

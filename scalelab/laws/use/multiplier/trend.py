@@ -22,6 +22,7 @@ JUMPS = np.array([0.0, 0.01, 0.02, 0.04, 0.08, 0.16])
 JUMP_WEIGHTS = np.array([0.5, 0.2, 0.15, 0.09, 0.04, 0.02])
 SLOPE_SD = 0.1  # of the line's slope, before the rungs are seen
 LEAST_ERROR = 0.003  # of log m: the law's exponent is one of a grid
+ROUNDING = 1e-9  # of LEAST_ERROR: draws that scatter by no more are equal
 POOR_FIT = 0.05  # p below which the line is said not to fit
 
 
@@ -170,7 +171,8 @@ def _covariance(logs: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     scaled = np.clip((drawn - logs) / errors, -3, 3)
     together = scaled.T @ scaled
     root = np.diag(together) ** 0.5
-    equal = together / np.outer(root, root) if root.all() else np.eye(len(logs))
+    scatters = root.min() > ROUNDING * len(drawn) ** 0.5  # of equal draws rounding alone would be correlated
+    equal = together / np.outer(root, root) if scatters else np.eye(len(logs))
     return np.asarray(equal * np.outer(errors, errors))
 
 
