@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 import checks.diagnosis.contract.__main__ as door
-import checks.diagnosis.contract.seventh.door as seventh
-import checks.diagnosis.contract.sixth.door as sixth
+import checks.diagnosis.contract.later.door as later
 from checks.diagnosis.contract import doctored, runs
 from checks.diagnosis.contract.case import BASE, HEALTHY, LINES, Answer
 from checks.diagnosis.contract.score import is_right, score_answer
@@ -18,7 +17,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from tests.quick import one_in
 
-HALVES = {half: door.load_cases(half) for half in (*door.HALVES, *sixth.HALVES, *seventh.HALVES)}
+HALVES = {half: door.load_cases(half) for half in (*door.HALVES, *later.HALVES)}
 FOLDER = pathlib.Path(runs.__file__).parent
 CASES = [pytest.param(half, case, id=case.name) for half, cases in HALVES.items() for case in cases.values()]
 

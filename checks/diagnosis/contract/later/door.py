@@ -2,7 +2,7 @@
 
 It stands here since a line there would make every result of the earlier halves stale, though nothing of theirs changed.
 
-    python -m checks.diagnosis.contract.seventh.door --half=seventh/open --sizes=1 --as-typed
+    python -m checks.diagnosis.contract.later.door --half=later/seventh/open --sizes=1 --as-typed
 """
 
 import sys
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from checks.diagnosis.contract import __main__ as contract
 
-HALVES = ("seventh/open", "seventh/sealed")
+HALVES = tuple(f"later/{name}/{half}" for name in ("sixth", "seventh") for half in ("open", "sealed"))
 
 
 def main(argv: Sequence[str]) -> int:
