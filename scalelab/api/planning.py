@@ -150,7 +150,7 @@ def _machine(hardware: Hardware, price_per_hour: float | None = None) -> Machine
     """The one machine that is named. BadInput for several kinds."""
     machines = _machines(hardware, price_per_hour)
     if len(machines) > 1:
-        first, second, *_ = (kind.strip() for kind in str(hardware).split(","))
+        first, second, *_ = (kind.strip() for kind in str(hardware).split(",") if kind.strip())
         raise BadInput(
             f"--hardware={hardware}: several kinds compete for a budget (--params with --tokens, --flops, --budget); a "
             f"config is planned on one; nearest: --hardware={first} --against=hardware={second}"

@@ -34,7 +34,7 @@ def _by_rounding(evidence: Evidence) -> list[Gap]:
     """Name the arrays that differ no more than rounding makes them differ, or whose difference does nothing."""
     prefix, alike = "replay_rounded/", "replay_alike/"
     parts = [key.removeprefix(prefix).partition("/") for key in evidence.probes if key.startswith(prefix)]
-    names = list(dict.fromkeys(name for _, _, name in parts if name))
+    names = list(dict.fromkeys(name or "train_loss" for _, _, name in parts))
     gaps = []
     if names:
         text = f"{join_names(names)}: rounding alone changes them as much as they differ from those of a replay"
