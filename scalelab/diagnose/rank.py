@@ -190,7 +190,7 @@ def _explains(cause: Verdict, effect: Verdict) -> bool:
     """Whether `cause` brings `effect` about, is not later, and is of evidence strong enough beside it."""
     if effect.cause not in BRINGS_ABOUT.get(cause.cause, ()):
         return False
-    if cause.score <= effect.score - 1 - (effect.cause in NUMBERS):
+    if cause.score < effect.score - 1 - (effect.cause in NUMBERS):
         return False
     mutual = cause.cause in BRINGS_ABOUT.get(effect.cause, ())
     first, then = (verdict.steps[0] if verdict.steps else None for verdict in (cause, effect))

@@ -20,10 +20,13 @@ from scalelab.diagnose.probes.communication import Operation, read_operations, s
 from scalelab.diagnose.probes.leaves.saved import SavedStep
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.probes.subject import Subject
-from scalelab.diagnose.rank import diagnose
-from scalelab.diagnose.verdict import Judged, Verdict
+from scalelab.diagnose.probes.training import probe_average, probe_optimizer
+from scalelab.diagnose.rank import diagnose, rank_verdicts
+from scalelab.diagnose.verdict import Judged, Verdict, make_verdict
+from scalelab.optim import ema
 from scalelab.train.checkpoints import copies
 from tests.diagnose.evidences import STEPS, ask, causes, doctor, doctor_layers, healthy, recorded_gaps, with_record
+from tests.diagnose.subjects import make_subject
 
 SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "signal": "bad", "time": 0.0}]
 STALLED = {"kind": "stalled", "step": 200, "text": "no new step for 300 s", "time": 5.0}
@@ -349,6 +352,37 @@ def test_updates_over_sums_of_squares_never_settle_and_have_no_correction(power,
     probes = {f"update_rms/{step}": size for step, size in sizes.items()}
     found = live.check_optimizer(types.SimpleNamespace(values={"optim.name": "mine:adagrad"}, probes=probes))
     assert [isinstance(x, Verdict) for x in found if not isinstance(x, Judged)] == [named]
+
+
+@pytest.mark.full
+def test_a_projection_that_is_drawn_anew_never_settles_and_lacks_no_correction():
+    """APOLLO's first updates on constant gradients are larger than late ones, since later draws average out."""
+    probes = probe_optimizer(make_subject(optim__name="apollo_mini", optim__every=20))
+    found = live.check_optimizer(types.SimpleNamespace(values={"optim.name": "apollo_mini"}, probes=probes))
+    assert not [x for x in found if isinstance(x, Verdict)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_step_shows_the_share_of_the_new_weights_in_their_average(kept, monkeypatch):
+    """By hand: of the third of three weights (1 - d) / (1 - d^3); else what is kept."""
+    decay = 0.9 if kept else 0.95  # programs are cached by what is static, and the planted line is not
+    subject = make_subject(train__ema=decay, train__accumulate=1 + kept)
+    mean = jax.tree.map(lambda p: 0.9 * p.astype(jnp.float32), subject.state.params)
+    subject = subject._replace(state=subject.state._replace(ema=ema.Ema(jnp.int32(2), mean)))
+    if kept:
+        monkeypatch.setattr(ema, "newest_weight", lambda steps, decay: decay)
+    measured = probe_average(subject)
+    assert measured["average_due"] == pytest.approx(1 / (1 + decay + decay**2), rel=1e-5)
+    assert measured["average_share"] == pytest.approx(0.9 if kept else measured["average_due"], rel=1e-3)
+
+
+def test_moments_without_memory_stand_before_what_the_blow_up_left():
+    left = make_verdict("rows_stuck", "test", math.inf, "", "", "", (120, 160))
+    betas = make_verdict("betas_wrong", "signature", math.inf, "", "", "")
+    weaker = make_verdict("betas_wrong", "signature", 2.0, "", "", "")
+    assert [x.cause for x in rank_verdicts([left, betas])] == ["betas_wrong", "rows_stuck"]
+    assert [x.cause for x in rank_verdicts([left, weaker])] == ["rows_stuck", "betas_wrong"]
 
 
 def test_log_z_of_sure_predictions_is_no_drift():

@@ -122,6 +122,14 @@ EDITS = {
         "average_wrong", "are the weights themselves",
     ),
     "an average far away": (times("ema.mean.embed", 3.0), "average_wrong", "a mean of past ones lies within"),
+    "an average too near": (
+        lambda run, arrays: {
+            x: arrays[x] + 0.999 * (arrays[x.replace("ema.mean", "params")] - arrays[x])
+            for x in arrays
+            if x.startswith("ema.mean")
+        },
+        "average_wrong", "the last update alone keeps it some",
+    ),
     "a slow matrix": (
         lambda run, arrays: {UP: before(run)[UP] + 1e-3 * (arrays[UP] - before(run)[UP])}, "leaf_out_of_scale",
         "layers/0/mlp/up/w, layers/1/mlp/up/w: between steps 2 and 4",

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import numpy as np
@@ -14,7 +15,8 @@ from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.data import dataset
 from scalelab.data.batches import mixture
-from scalelab.data.batches.batches import TrainBatches, val_batches
+from scalelab.data.batches.batches import TrainBatches, Windows, val_batches
+from scalelab.data.shards import Split
 from scalelab.diagnose.checks.read import held_out, order
 from scalelab.diagnose.verdict import Judged
 from scalelab.train.single import train_single
@@ -278,6 +280,20 @@ def test_windows_drawn_with_replacement_repeat_as_often_as_chance_has_it_and_oth
         assert verdict.cause == "repeated_batches" and f"of {n} windows read" in verdict.evidence
 
 
+@pytest.mark.parametrize(("step", "cause"), [(8, None), (4, "repeated_batches"), (16, "tokens_lost")])
+def test_windows_of_an_epoch_lie_end_to_end(step, cause):
+    """Those that begin at each half read each token twice, those at each second one leave half of them out."""
+    shards = (np.arange(100), np.arange(43))
+    windows = Windows({"a": Split(shards, ())}, 8, "training")
+    windows.views = [np.lib.stride_tricks.sliding_window_view(shard, 9)[::step] for shard in shards]
+    windows.sizes = {"a": sum(map(len, windows.views))}
+    part = types.SimpleNamespace(name="a", train=types.SimpleNamespace(shards=shards, n_tokens=143))
+    evidence = types.SimpleNamespace(data=types.SimpleNamespace(dataset=types.SimpleNamespace(parts=[part])))
+    stretch = order.Stretch(types.SimpleNamespace(windows=windows), None, None, np.zeros((1, 1, 9)), None)
+    found = [getattr(each, "cause", None) for each in order.judge_windows(evidence, stretch)]
+    assert found == [None, cause] if cause else found == [None]
+
+
 def other_letters(*arguments):
     """Validation windows whose letters a to e are made upper-case, as by an evaluation of other code."""
     rows = val_batches(*arguments)
@@ -301,6 +317,7 @@ def test_validation_text_that_is_changed_before_the_loss_is_of_another_kind(tmp_
 RANKS = """
 import pathlib
 import sys
+import types
 from unittest import mock
 from scalelab.train.single import train_single
 from scalelab.train.step import program

@@ -182,7 +182,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "eps_dominates": ("leaf_out_of_scale",),
     "over_clipping": ("lr_too_low",),
     "clip_missing": (*SPIKES, "moments_poisoned"),
-    "betas_wrong": (*BLOW_UP, "lr_too_high", "warmup_too_short"),
+    "betas_wrong": (*BLOW_UP, *STANDING, "lr_too_high", "warmup_too_short"),
     "decay_wrong": ("update_wrong", "moments_poisoned", "leaf_out_of_scale", "state_changed"),
     "update_wrong": ("leaf_out_of_scale", "no_bias_correction", "decay_wrong", "lr_too_high", *SPIKES),
     "bit_flip": (*BLOW_UP, "lr_too_high"),

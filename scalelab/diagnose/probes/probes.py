@@ -26,6 +26,7 @@ from scalelab.diagnose.probes.sharpness import probe_sharpness
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.diagnose.probes.training import (
     probe_accumulation,
+    probe_average,
     probe_decay,
     probe_moments,
     probe_optimizer,
@@ -108,7 +109,7 @@ def _list_probes(evidence: Evidence, subject: Subject, measured: Measured) -> It
         probe_accumulation: ("missing_1_over_K", 2), probe_precision: ("underflow", 2),
         probe_norms: ("norm_missing", 1), probe_optimizer: ("no_bias_correction", 10),
         probe_moments: ("moments_poisoned", 1), probe_decay: ("decay_wrong", 1),
-        probe_impulse: ("moments_wrong", 10),
+        probe_impulse: ("moments_wrong", 10), probe_average: ("average_wrong", 1),
         probe_layers: ("layer_adds_nothing", subject.static.model.n_layers / 4), probe_term: ("code_loss_term", 1),
     }  # fmt: skip
     for probe, (cause, steps) in of_last.items():

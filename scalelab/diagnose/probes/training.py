@@ -12,10 +12,15 @@ from scalelab.diagnose.probes.subject import Subject, batch_gradients, find_seco
 from scalelab.model.declare import named_leaves
 from scalelab.model.stacks import is_stack
 from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.ema import Ema
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import upcast
+from scalelab.train.step.step import jit_train_step
 
 # Steps on constant gradients; the last one represents a settled optimizer, the one before tells whether it settles.
 OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 1250, 5000)
+
+SEEN = 1e-6  # change over the size of what is changed, in fp32: some 10 units in the last place
 
 
 def probe_accumulation(subject: Subject) -> dict[str, float]:
@@ -110,3 +115,25 @@ def probe_decay(subject: Subject) -> dict[str, float]:
     shares = [-float(jnp.sum(u * p) / jnp.maximum(jnp.sum(p * p), 1e-30)) for p, u in pairs]
     rest = sum(float(jnp.sum(jnp.square(u + share * p))) for share, (p, u) in zip(shares, pairs, strict=True))
     return {"own_decay": sorted(shares)[len(shares) // 2], "own_decay_rest": (rest / sum(sizes)) ** 0.5}
+
+
+def probe_average(subject: Subject) -> dict[str, float]:
+    """`average_share`: the share of the new weights in the average of the weights, by one step taken again.
+
+    `average_due`: (1 - d) / (1 - d^t) of its t-th step. {} if nothing is averaged, or rounding hides what a step adds.
+    """
+    static = dataclasses.replace(subject.static, layers=False)
+    before = subject.state.ema
+    if not isinstance(before, Ema):
+        return {}
+    after, _ = jit_train_step(static)(jax.tree.map(jnp.copy, subject.state), subject.tokens, subject.h)
+    if int(after.ema.steps) != int(before.steps) + 1:
+        return {}  # the guard refused the step
+    weights = upcast(after.params, POLICIES[static.precision].parameters)
+    way = jax.tree.map(lambda p, m: p.astype(jnp.float32) - m, weights, before.mean)
+    moved = jax.tree.map(jnp.subtract, after.ema.mean, before.mean)
+    decay, squared = float(subject.h.train.ema), float(optax.tree.vdot(way, way))
+    due = (1 - decay) / (1 - decay ** (int(before.steps) + 1))
+    if due * squared**0.5 <= SEEN * float(optax.tree.norm(before.mean)):
+        return {}
+    return {"average_share": float(optax.tree.vdot(moved, way)) / squared, "average_due": due}

@@ -16,6 +16,7 @@ from scalelab.diagnose.verdict import Findings, Gap, Judged, make_verdict
 ORDER = "order against a shuffled null"
 SAME_PLACES = 0.5  # share of windows at the same place in two epochs; of shuffled ones 1 / windows
 IN_AN_EPOCH = "windows read twice or never in an epoch"
+CUT = "windows that lie end to end"
 CHANCE = 5.0  # standard deviations
 CHECKED = 64  # steps whose size is held to the config's closed form
 
@@ -23,7 +24,28 @@ CHECKED = 64  # steps whose size is held to the config's closed form
 def judge_order(evidence: Evidence, stretch: Stretch) -> Findings:
     """Judge the order of a stretch that was read again, within an epoch and from one to the next, and steps' sizes."""
     places = _places(stretch)
-    return [*_order(evidence, stretch), *judge_repeats(places), *_same_order(places), *_sizes(evidence, stretch)]
+    cut = judge_windows(evidence, stretch)
+    return [*_order(evidence, stretch), *cut, *judge_repeats(places), *_same_order(places), *_sizes(evidence, stretch)]
+
+
+def judge_windows(evidence: Evidence, stretch: Stretch) -> Findings:
+    """Judge the windows of an epoch: end to end, so that each token of a shard is predicted once, but for its rest."""
+    assert evidence.data is not None
+    seq_len, judged = stretch.due.shape[2] - 1, Judged(CUT)
+    sizes = stretch.batches.windows.sizes
+    for part in evidence.data.dataset.parts:
+        due = sum((len(shard) - 1) // seq_len for shard in part.train.shards)
+        if part.name not in sizes or sizes[part.name] == due:
+            continue
+        ratio = sizes[part.name] / due
+        text = f"an epoch of {part.name} has {sizes[part.name]} windows of {seq_len} tokens; end to end its "
+        text += f"{part.train.n_tokens:,} tokens make {due}: "
+        text += f"tokens are read {ratio:.3g} times in an epoch" if ratio > 1 else f"{1 - ratio:.0%} are never read"
+        knob = "begin a window where the one before ends"
+        over = max(ratio, 1 / max(ratio, 1e-9))
+        cause = "repeated_batches" if ratio > 1 else "tokens_lost"
+        return [judged, make_verdict(cause, "test", over, text, knob, "data/batches/batches.py")]
+    return [judged]
 
 
 def _order(evidence: Evidence, stretch: Stretch) -> Findings:

@@ -1,8 +1,9 @@
 """Judge two rules that the state follows exactly: the average of the weights, and the loss scale of fp16.
 
 The average of the weights with decay d is a mean of past weights, so it lies no farther from the last ones than a mean
-of the way back to each, which the logged update norms bound. The loss scale is doubled after INTERVAL finite steps in a
-row and halved by a step that is not finite.
+of the way back to each, which the logged update norms bound, and hardly nearer than the part of the last update that
+is not in it. A step that is taken again shows the share of the new weights. The loss scale is doubled after INTERVAL
+finite steps in a row and halved by a step that is not finite.
 """
 
 import itertools
@@ -19,6 +20,8 @@ from scalelab.precision.policy import POLICIES
 AVERAGE = "the average of the weights is one of theirs"
 SCALE = "the loss scale follows its rule"
 FAR = 2.0  # margin over the bound of the way from the average to the weights, of logs that leave lines out
+NEAR = 0.1  # of the last update that an average leaves out; the way before it can't cancel nine tenths of that
+SHARE = 1.25  # ratio of a measured share of the new weights to the one due
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
@@ -49,6 +52,13 @@ def _judge_average(evidence: Evidence, saved: list[SavedStep], decay: float) -> 
     far, bound = _way(evidence, last, decay)
     if not problem and far > bound:
         problem, over = f"lies {far:.3g} from the weights; a mean of past ones lies within {bound:.3g}", far / bound
+    if not problem and far < (left_out := NEAR * _left_out(evidence, last, taken, decay)):
+        problem = f"lies {far:.3g} from the weights; with train.ema={decay:g} the last update alone keeps it some "
+        problem, over = f"{problem}{left_out / NEAR:.3g} away", left_out / max(far, 1e-30)
+    share, due = evidence.probes.get("average_share", 0.0), evidence.probes.get("average_due", 0.0)
+    if not problem and due and not due / SHARE <= share <= due * SHARE:
+        problem = f"takes {share:.3g} of the new weights in a step; with train.ema={decay:g} {due:.3g} are due"
+        over = max(share / due, due / max(share, 1e-30))
     if not problem:
         return None
     knob = "average the new weights after each step that is taken, with the decay train.ema"
@@ -61,6 +71,14 @@ def _moves(evidence: Evidence, step: int) -> bool:
     """Whether the last logged updates up to `step` are above zero."""
     updates = evidence.series("update_norm").finite().until(step).values
     return bool(len(updates)) and updates[-1] > 0
+
+
+def _left_out(evidence: Evidence, saved: SavedStep, taken: int, decay: float) -> float:
+    """The norm of the last update times the share of it that is not in the average of so many steps."""
+    updates = evidence.series("update_norm").finite().until(saved.step)
+    if not len(updates.steps) or updates.steps[-1] != saved.step or taken < 2:
+        return 0.0
+    return float(updates.values[-1]) * (1 - (1 - decay) / (1 - decay**taken))
 
 
 def _way(evidence: Evidence, saved: SavedStep, decay: float) -> tuple[float, float]:
