@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalelab import user_code
 from scalelab.config import mixture_text
@@ -12,6 +12,12 @@ from scalelab.config.steps import batch_ramp, stretches
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
+
+# Options of a shape that change neither its parameters nor its FLOPs, at their defaults.
+PLAIN: dict[str, Any] = {
+    "remat": "none", "attention": "plain", "expert_products": "auto", "sequence_parallel": False, "sums": "compute",
+    "parts": 0, "expert_buffer": 0.0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +92,7 @@ class ModelShape:
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
-        return dataclasses.replace(
-            self, remat="none", attention="plain", expert_products="auto", sequence_parallel=False, sums="compute",
-            parts=0, expert_buffer=0.0,
-        )  # fmt: skip
+        return dataclasses.replace(self, **PLAIN)
 
     @property
     def d_key(self) -> int:
@@ -264,18 +267,19 @@ def static(config: "ConfigDict") -> Static:
     train, schedule = config.train, config.schedule
     # A trunk uses the program of a run planned with its end: equal bits then do not depend on the compiler.
     shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
-    options = {
-        field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
-    }
-    optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset_numbers(config)})
-    return Static(
-        shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
-        batch_ramp.batch_ramp_steps(config), stretches.past_stretches(config), config.data.documents,
-        schedule.seq_start is not None, config.log.layers_every > 0,
-        train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates, train.moments,
-        user_code.loaded_hashes(config.optim.name, schedule.name, train.loss, train.metrics, config.eval.metrics),
-    )  # fmt: skip
+    named = {field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim}
+    optim = Optim(**named | {"own": tuple(sorted(config.optim.own)), "unset": unset_numbers(config)})
+    own = {"own_loss": train.loss, "own_metrics": train.metrics, "own_eval_metrics": config.eval.metrics}
+    options = own | {
+        "schedule": shape_of_lr, "decay_shape": schedule.decay_shape, "wd_shape": schedule.wd_shape,
+        "precision": config.precision.name, "global_batch": train.global_batch, "accumulate": train.accumulate,
+        "layout": Layout(**config.parallel.to_dict()), "ema": train.ema > 0,
+        "batch_ramp": batch_ramp.batch_ramp_steps(config), "past": stretches.past_stretches(config),
+        "documents": config.data.documents, "seq_warmup": schedule.seq_start is not None,
+        "layers": config.log.layers_every > 0, "guard": _guard(config), "updates": train.updates,
+        "moments": train.moments, "sources": user_code.loaded_hashes(config.optim.name, schedule.name, *own.values()),
+    }  # fmt: skip
+    return Static(shape, optim, **options)
 
 
 def _guard(config: "ConfigDict") -> Guard:

@@ -2,20 +2,29 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
+from scalelab.api.arguments import STORED, Path, check_value, instance
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index.grids import describe_left_out
 from scalelab.index.table import all_columns, read_grid
-from scalelab.laws.fits.study import N_COLUMNS, default_convention
+from scalelab.laws.fits.study import N_COLUMNS, default_convention, weight_column
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.checkpoints import check_way, find_checkpoints
 from scalelab.laws.read.columns import ALIASES
+from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.read.points import derivation_rules
 from scalelab.laws.read.table import Table, read_table
+from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], Table]
 
 
 def read_sources(
@@ -141,3 +150,68 @@ def numeric_columns(rows: Sequence[Mapping[str, Any]], n_convention: str = "tota
 
 def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def read_weights(columns: Mapping[str, Any], name: str) -> list[float]:
+    """A column of weights. BadInput for one that is not there."""
+    names = list(columns)
+    return weight_column([dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)], name)
+
+
+def check_columns(columns: Mapping[str, Any]) -> None:
+    """Raise BadInput unless all columns are lists of one length."""
+    lengths = {}
+    for name, values in columns.items():
+        if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+            raise BadInput(f"source: column {name!r} is {str(values)[:60]!r}; it must be a list of values, one a run")
+        lengths[name] = len(values)
+    if len(set(lengths.values())) != 1:
+        raise BadInput(f"source: columns must be equally long, and these have {lengths or 'no value'}")
+
+
+def list_words(words: str | Sequence[str]) -> list[str]:
+    """One word or several as a list."""
+    return [words] if isinstance(words, str) else list(words)
+
+
+def tells_of_runs(table: "Mapping[str, ArrayLike]", law: Law, cluster: str, checkpoints: str) -> bool:
+    """Whether columns tell of unfinished runs or checkpoints, which are left out as those of a table are."""
+    check_way(checkpoints)
+    header = list(map(str, table))
+    if find_status_columns(header):
+        return True
+    if checkpoints == "all" or cluster == "none":
+        return False
+    columns = {name: np.asarray(values) for name, values in table.items()}
+    return find_checkpoints(columns, law, choose_groups(columns, law, cluster)) is not None
+
+
+def read_rows(
+    source: Rows,
+    law: Law,
+    columns: Mapping[str, str] | None,
+    n_convention: str | None,
+    where: list[str],
+    finished: list[str],
+) -> list[dict[str, Any]]:
+    """Read the rows of whatever `fit` takes. BadInput for what is none of it."""
+    if isinstance(source, Table):
+        return list(source.rows)
+    check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
+    if n_convention not in (None, *N_COLUMNS):
+        raise BadInput(
+            f"n_convention={n_convention!r} is not a way to count N{nearest_hint(str(n_convention), N_COLUMNS)}"
+        )
+    if isinstance(source, Mapping):
+        source = [dict(zip(source, values, strict=True)) for values in zip(*source.values(), strict=True)]
+    sources: list[Any] = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if all(isinstance(each, str | os.PathLike) for each in sources):
+        paths = [os.path.expanduser(check_value("source", each, STORED)) for each in sources]
+        return read_sources(paths, law, columns, n_convention, where, finished=finished).rows
+    if not all(isinstance(row, Mapping) for row in sources):
+        raise BadInput(f"source={str(source)[:60]}: paths, rows (dicts), or columns by name")
+    fields = {"loss": "val_loss"} | dict(columns or {})
+    renamed = [{**row, **{field: row[name] for field, name in fields.items() if name in row}} for row in sources]
+    rows = filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)
+    statuses = read_statuses(rows, list(dict.fromkeys(key for row in rows for key in row)), "source", finished)
+    return [{**row, "status": status} if status else row for row, status in zip(rows, statuses, strict=True)]

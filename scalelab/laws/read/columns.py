@@ -94,9 +94,7 @@ LAST_NAMES = {
 # What a header says after a count, in brackets or at its end: Params (M), tokens [B], params millions.
 BRACKETED = re.compile(r"(?P<base>.*?)[\s_]*[(\[](?P<unit>[^()\[\]]*)[)\]]", re.DOTALL)
 ENDED = re.compile(r"(?P<base>.*?)[\s_\-]+(?P<unit>[KMBT]|bn|thousands?|millions?|billions?|trillions?)", re.I | re.S)
-PLAIN_UNITS = (
-    "", "count", "total", "n", "d", "c", "l", "flops", "flop", "nats", "nat",
-)  # fmt: skip
+PLAIN_UNITS = ("", "count", "total", "n", "d", "c", "l", "flops", "flop", "nats", "nat")
 UNITS = {
     **dict.fromkeys(("k", "thousand", "thousands", "1e3", "10^3"), 1e3),
     **dict.fromkeys(("m", "million", "millions", "1e6", "10^6"), 1e6),
@@ -248,9 +246,13 @@ def refuse_two(field: str, candidates: Sequence[str], table: str, option: str) -
 
 
 def describe_missing(
-    missing: Sequence[str], needed: Sequence[str], header: Sequence[str], table: str, option: str,
+    missing: Sequence[str],
+    needed: Sequence[str],
+    header: Sequence[str],
+    table: str,
+    option: str,
     paste: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """The error line for fields that no column holds; with the option to `paste`, where near names are known."""
     third = " (two of N, D, C give the third)" if {"N", "D"} & set(missing) else ""
     example = ",".join(f"{field}={FIELD_EXAMPLES.get(field, field.lower())}" for field in needed)

@@ -58,13 +58,10 @@ class Bootstrap:
 
     def warnings(self) -> list[str]:
         """Reasons to trust the intervals less."""
-        warnings = []
-        if self.used < (1 - FEW) * self.requested:
-            warnings.append(f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow")
-        for name, count in self.at_bounds.items():
-            if count > FEW * self.used:
-                warnings.append(f"{name} is at its bound in {count} of {self.used} resamples: it is poorly identified")
-        return warnings
+        few = f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow"
+        at_bound = f"is at its bound in {{}} of {self.used} resamples: it is poorly identified"
+        found = [few] if self.used < (1 - FEW) * self.requested else []
+        return found + [f"{name} {at_bound.format(n)}" for name, n in self.at_bounds.items() if n > FEW * self.used]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; `draws` and `misfit` are those of at most HANDED_ON evenly chosen resamples."""
@@ -72,13 +69,9 @@ class Bootstrap:
         return {
             "draws": {name: [float(f"{value:.9g}") for value in values[some]] for name, values in self.params.items()},
             "misfit": draws_to_json(self.misfit, some) if self.misfit else None,
-            "requested": self.requested,
-            "used": self.used,
-            "failed": self.failed,
-            "at_bounds": self.at_bounds,
-            "noise_rms": float(np.sqrt(np.mean(self.noise**2))),
-            "seed": self.seed,
-        }
+            "requested": self.requested, "used": self.used, "failed": self.failed, "at_bounds": self.at_bounds,
+            "noise_rms": float(np.sqrt(np.mean(self.noise**2))), "seed": self.seed,
+        }  # fmt: skip
 
 
 def left_out_residuals(
@@ -134,9 +127,14 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None,
-    progress: Progress | None = None, misfit: Discrepancy | None = None,
-) -> Bootstrap:  # fmt: skip
+    problem: Problem,
+    best: Optimum,
+    count: int = 1000,
+    seed: int = 0,
+    dependence: Dependence | None = None,
+    progress: Progress | None = None,
+    misfit: Discrepancy | None = None,
+) -> Bootstrap:
     """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
     Each of the `count` draws of `misfit` is taken from the targets of one table, to which the law is then fitted again.
@@ -167,13 +165,10 @@ def bootstrap_fit(
         carried = refit_moved(problem, x, rows, shifts, x - misfit.shift[used])
     misfit = misfit.select(used) if misfit else None
     bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
-    return Bootstrap(
-        params=problem.to_params(carried), sampled=problem.to_params(x),
-        requested=count,
-        failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
-        at_bounds={name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count},
-        noise=noise, jackknife=jackknife, seed=seed, objective=refits.objective[refits.converged], misfit=misfit,
-    )  # fmt: skip
+    failed = dict(collections.Counter(str(reason) for reason in reasons if reason))
+    at_bounds = {name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count}
+    laws, objective = (problem.to_params(carried), problem.to_params(x)), refits.objective[refits.converged]
+    return Bootstrap(*laws, count, failed, at_bounds, noise, jackknife, seed, objective, misfit)
 
 
 def _refit_resamples(
