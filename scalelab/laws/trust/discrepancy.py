@@ -117,12 +117,8 @@ def update_prior(
     """
     whiten = dependence.whiten if dependence else np.asarray
     tangent = information.orthonormal_basis(whiten(slopes))
-    most = (
-        FARTHEST
-        * 1.4826
-        * np.median(np.abs(residuals))
-        * np.sqrt(len(residuals) / max(len(residuals) - slopes.shape[1], 1))
-    )
+    freedom = max(len(residuals) - slopes.shape[1], 1)
+    most = FARTHEST * 1.4826 * np.median(np.abs(residuals)) * np.sqrt(len(residuals) / freedom)
     errors = whiten(np.clip(residuals, -most, most)[:, None])[:, 0]
     errors = errors - tangent @ (tangent.T @ errors)
     spare = len(errors) - tangent.shape[1]
@@ -180,9 +176,8 @@ def forecast_moments(
         means += shares @ mean
         squares += shares @ mean**2
         spreads += (shares * noise) @ (shrink @ (turned**2).T)
-        noises += np.sum(shares * noise) * (
-            1.0 + np.sum(hat**2, axis=1) + (dependence.shared_variance(hat) if dependence else 0.0)
-        )
+        shared = dependence.shared_variance(hat) if dependence else 0.0
+        noises += np.sum(shares * noise) * (1.0 + np.sum(hat**2, axis=1) + shared)
     return means, noises, spreads + np.maximum(squares - means**2, 0.0)
 
 
@@ -200,16 +195,11 @@ def find_discrepancy(
     slopes = information.law_sensitivity(problem, best, problem.columns, 1.0)
     fitted = np.zeros(problem.points, bool)
     some = min(problem.points, near_fit.MANY_ROWS)
-    fitted[
-        np.argsort(run_sizes(problem.columns), kind="stable")[np.linspace(0, problem.points - 1, some).astype(int)]
-    ] = True
+    order = np.argsort(run_sizes(problem.columns), kind="stable")
+    fitted[order[np.linspace(0, problem.points - 1, some).astype(int)]] = True
     columns = {name: column[fitted] for name, column in problem.columns.items()}
-    rows = (
-        columns,
-        slopes[fitted],
-        problem.residuals(best.params)[fitted],
-        dependence.select_rows(fitted) if dependence else None,
-    )
+    residuals, groups = problem.residuals(best.params)[fitted], dependence.select_rows(fitted) if dependence else None
+    rows = (columns, slopes[fitted], residuals, groups)
     posterior = update_prior(basis, *rows[:3], typical, rows[3])
     if posterior is None:
         return None

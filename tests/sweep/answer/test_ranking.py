@@ -188,9 +188,8 @@ def test_steps_are_a_design_and_have_no_best():
 
 def test_in_a_design_settings_are_ranked_at_each_size():
     best = {100: 3e-3, 400: 1e-3}
-    table = sized(
-        {(lr, steps): [4 - steps / 1e3 + 0.5 * (lr != best[steps]) + 0.001 * (s + lr) for s in (0, 1)]
-            for lr in (1e-3, 3e-3) for steps in (100, 400)}, 64)  # fmt: skip
+    height = {(lr, steps): 4 - steps / 1e3 + 0.5 * (lr != best[steps]) for lr in (1e-3, 3e-3) for steps in best}
+    table = sized({key: [loss + 0.001 * (s + key[0]) for s in (0, 1)] for key, loss in height.items()}, 64)
     answer = answer_sweep(table, [LR, "train.steps"])
     shown = {(each.setting.values["train.steps"], each.setting.values[LR]): each.verdict for each in answer.settings}
     assert shown == {(100, 3e-3): "best", (400, 1e-3): "best", (100, 1e-3): "worse", (400, 3e-3): "worse"}
@@ -246,8 +245,8 @@ def test_a_lost_seed_is_counted_and_ranks_its_setting_last():
 def test_unfinished_seeds_wait():
     answer = answered({1e-3: [2.5, 2.6], 1e-2: [1.5, "running"], 1e-1: ["waiting", "stopped"]})
     assert verdicts(answer) == {1e-3: "best", 1e-2: "not ranked", 1e-1: "not ranked"}
-    assert [cells["verdict"] for cells in wording.answer_cells(answer)[1:]] == [
-        "not ranked yet: 1 not finished", "not ranked yet: 2 not finished"]  # fmt: skip
+    waits = [cells["verdict"] for cells in wording.answer_cells(answer)[1:]]
+    assert waits == [f"not ranked yet: {n} not finished" for n in (1, 2)]
     assert "Not finished: 3 trials." in wording.describe_answer(answer)
 
 
