@@ -195,6 +195,28 @@ def test_no_file_is_long():
     assert not {name: n for name, n in lengths.items() if n > MOST_LINES}
 
 
+def kept_lines(text):
+    """The lines at whose end the formatter is kept from a statement that is no table: a literal of three entries."""
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# fmt: skip")]
+    whole = [node for node in walk_statements(parse_text(text)) if isinstance(node, ast.stmt)] if lines else []
+    whole += [each for node in whole for each in getattr(node, "decorator_list", [])]
+    for line in lines:
+        around = [node for node in whole if node.lineno <= line <= node.end_lineno]
+        smallest = min(around, key=lambda node: node.end_lineno - node.lineno)
+        tables = [x for x in ast.walk(smallest) if isinstance(x, TABLE) and x.end_lineno > x.lineno]
+        if not any(len(x.keys if isinstance(x, ast.Dict) else x.elts) >= 3 for x in tables):
+            yield line
+
+
+def test_only_tables_are_kept_from_the_formatter():
+    folders = ("scalelab", "checks", "experiments", "configs", "docs", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert {relative(path): lines for path in files if (lines := list(kept_lines(path.read_text())))} == {}
+    packed = "def f(\n    a, b,\n):  # fmt: skip\n    return g(\n        a, b,\n    )  # fmt: skip\n"
+    table = "X = [\n    1, 2,\n    3,\n]  # fmt: skip\n"
+    assert list(kept_lines(packed)) == [3, 6] and not list(kept_lines(table))
+
+
 @by_folder([p for p in SOURCES if relative(p).startswith(RECORDS)])
 def test_what_goes_through_the_step_is_passed_in_records(paths):
     for path in paths:

@@ -38,13 +38,11 @@ EXPERT_FIELDS = ("experts", "experts_per_token", "shared_experts")  # which give
 # where no column has a name from above; two of them in one table are a question for the user.
 USUAL_NAMES = {
     "N": (
-        f"{ACTIVE_NAMES} {TOTAL_NAMES} "
-        "params n n_params num_params param_count model_params "
+        f"{ACTIVE_NAMES} {TOTAL_NAMES} params n n_params num_params param_count model_params "
         "parameters n_parameters num_parameters parameter_count model_parameters model_size "
         "non_embedding non_embedding_params params_non_embedding n_params_non_embedding non_embedding_parameters "
         "number_of_parameters number_of_params params_count non_vocab_parameters non_vocab_params "
-        "trainable_params trainable_parameters size_params "
-        "no_of_parameters no_of_params"
+        "trainable_params trainable_parameters size_params no_of_parameters no_of_params"
     ),
     "D": (
         "tokens n_tokens num_tokens train_tokens training_tokens tokens_total total_tokens tokens_seen "
