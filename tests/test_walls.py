@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import house
-from tests.folders import by_folder, parse, relative, walk_statements
+from tests.folders import by_folder, parse, parse_text, relative, walk_statements
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Each room, and the rooms and ground-floor files that it may import; after the first comment a room may also import
