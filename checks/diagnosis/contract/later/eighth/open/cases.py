@@ -200,13 +200,17 @@ STATE = (
 
 SETTINGS = (
     _fault(
-        "a window in blocks",
+        "a warm-up in micro-batches",
         "settings",
-        "model.window is 2, where two blocks of 32 were meant: a query sees itself and the token before",
-        Answer(("setting wrong", "window"), ("window",)),
+        "schedule.warmup_steps is 152 of 160, the number of micro-batches of 19 steps: the peak is met at the end",
+        Answer(
+            ("warmup", "warm-up", "setting wrong", "lr too low", "schedule invalid", "LR "),
+            ("warmup",),
+            ("clip_norm", "init_std", "weight_decay", "z_loss", "precision.name"),
+        ),
         811,
-        changes={"model.window": 2},
-        without={"model.window": 64},
+        changes={"schedule.warmup_steps": 152},
+        without={"schedule.warmup_steps": 19},
         harm=_TO_BE_MEASURED,
     ),
     _fault(
