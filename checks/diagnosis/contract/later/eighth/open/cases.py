@@ -199,28 +199,29 @@ STATE = (
 )
 
 SETTINGS = (
+    # As in Loshchilov & Hutter 2019: a decay of 0.1, right beside the LR, is far too much within the gradient.
     _fault(
-        "a warm-up in micro-batches",
+        "a decay within the gradient",
         "settings",
-        "schedule.warmup_steps is 152 of 160, the number of micro-batches of 19 steps: the peak is met at the end",
+        "optim.name is adam, where adamw was meant: the decay of 0.1 is added to gradients, and divided with them",
         Answer(
-            ("warmup", "warm-up", "setting wrong", "lr too low", "schedule invalid", "LR "),
-            ("warmup",),
-            ("clip_norm", "init_std", "weight_decay", "z_loss", "precision.name"),
+            ("decay wrong", "decay", "setting wrong", "L2", "coupled"),
+            ("weight_decay", "optim.name"),
+            ("peak_lr", "clip_norm", "init_std", "warmup", "z_loss", "precision.name"),
         ),
         811,
-        changes={"schedule.warmup_steps": 152},
-        without={"schedule.warmup_steps": 19},
+        changes={"optim.name": "adam", "optim.weight_decay": 0.1},
+        without={"optim.name": "adamw"},
         harm=_TO_BE_MEASURED,
     ),
     _fault(
-        "a guard at six tenths",
+        "a nine too many",
         "settings",
-        "guard.sigmas is 0.6, where 6 was meant, under a policy that skips: ordinary batches are thrown away",
-        Answer(("setting wrong", "guard", "skipped", "guard alarms", "sigmas", "outlier"), ("guard.",)),
+        "optim.beta1 is 0.995, for 0.95, beside a beta2 of 0.999: gradients are averaged over more than the run",
+        Answer(("betas wrong", "beta1", "betas", "setting wrong", "momentum"), ("beta1", "beta2")),
         812,
-        changes={"guard.policy": "skip", "guard.sigmas": 0.6},
-        without={"guard.sigmas": 6.0},
+        changes={"optim.beta1": 0.995, "optim.beta2": 0.999},
+        without={"optim.beta1": 0.95},
         harm=_TO_BE_MEASURED,
     ),
 )
