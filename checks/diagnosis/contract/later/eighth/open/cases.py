@@ -9,7 +9,6 @@ ONE_SIZE = (SMALL,)
 _OWN_ADAM = {
     "optim.peak_lr": 1e-2, "optim.beta1": 0.9, "optim.beta2": 0.95, "optim.eps": 1e-8, "optim.weight_decay": 0.0,
 }  # fmt: skip
-_TO_BE_MEASURED = "not measured yet"
 
 
 def _fault(name: str, line: str, about: str, answer: Answer, seed: int, **more: Any) -> Case:
@@ -38,7 +37,7 @@ CODE = (
         801,
         changes={"model.attention_softcap": 5.0},
         edits=(Edit("model/attention/plain.py", _CAPPED + _MASKED, _MASKED + _CAPPED),),
-        harm=_TO_BE_MEASURED,
+        harm="-0.002: no loss shows it",
     ),
     # Of the kind of linkedin/Liger-Kernel, pull request 1298: the backward of a fused loss scales the head wrongly.
     _fault(
@@ -54,7 +53,7 @@ CODE = (
                 "    head_grad = jax.tree.map(jnp.asarray, head_grad)\n",
             ),
         ),
-        harm=_TO_BE_MEASURED,
+        harm="-0.006: not visible; the clip is at a five hundredth",
     ),
 )
 
@@ -68,7 +67,7 @@ LEAVES = (
         803,
         changes={"optim.name": "mine:of_the_first_rank", **_OWN_ADAM},
         without={"optim.name": "adamw"},
-        harm=_TO_BE_MEASURED,
+        harm="-0.059: not visible at this size",
     ),
     # A sigmoid's saturated start, as of gates whose bias was meant as a share and not as a logit.
     _fault(
@@ -79,7 +78,7 @@ LEAVES = (
         804,
         changes={"model.block": "mine:gated_shut"},
         without={"model.block": "sequential"},
-        harm=_TO_BE_MEASURED,
+        harm="-0.020: an MLP that adds nothing is not missed in 160 steps",
     ),
 )
 
@@ -102,7 +101,7 @@ READ = (
                 "            numbers[own] = first + permute_positions(places[own] % 64, n, key)\n",
             ),
         ),
-        harm=_TO_BE_MEASURED,
+        harm="0.101",
     ),
     # Of the kind of huggingface/accelerate, pull request 3068: a loader that resumes itself, and is skipped as well.
     _fault(
@@ -120,7 +119,7 @@ READ = (
                 "numbers = np.stack([read(i + 80 if i >= 80 else i) for i in batches])",
             ),
         ),
-        harm=_TO_BE_MEASURED,
+        harm="-0.004: not visible on a corpus of this size",
     ),
 )
 
@@ -140,7 +139,7 @@ LOGGED = (
                 "    params = state.ema.mean\n\n    def body(sums: LossSums",
             ),
         ),
-        harm=_TO_BE_MEASURED,
+        harm="0.061, in the log alone",
     ),
     # Reported as galilai-group/stable-worldmodel, issue 280: a schedule in steps that is asked once an epoch.
     _fault(
@@ -156,7 +155,7 @@ LOGGED = (
                 "    lr = make_schedule(static)(step // 16 * 16, h)\n    decay = WEIGHT",
             ),
         ),
-        harm=_TO_BE_MEASURED,
+        harm="0.115",
     ),
 )
 
@@ -169,7 +168,7 @@ STATE = (
         809,
         changes={"optim.name": "mine:a_step_behind", **_OWN_ADAM},
         without={"optim.name": "adamw"},
-        harm=_TO_BE_MEASURED,
+        harm="0.284",
     ),
     # Reported as facebookresearch/fairscale, issue 380, and wochenlong/lora-scripts-next, pull request 320.
     _fault(
@@ -194,7 +193,7 @@ STATE = (
             ),
         ),
         judged_clean=True,
-        harm=_TO_BE_MEASURED,
+        harm="0.003: not visible",
     ),
 )
 
@@ -212,7 +211,7 @@ SETTINGS = (
         811,
         changes={"optim.name": "adam", "optim.weight_decay": 0.1},
         without={"optim.name": "adamw"},
-        harm=_TO_BE_MEASURED,
+        harm="0.255",
     ),
     _fault(
         "a nine too many",
@@ -222,7 +221,7 @@ SETTINGS = (
         812,
         changes={"optim.beta1": 0.995, "optim.beta2": 0.999},
         without={"optim.beta1": 0.95},
-        harm=_TO_BE_MEASURED,
+        harm="0.402",
     ),
 )
 FAULTS = (*CODE, *LEAVES, *READ, *LOGGED, *STATE, *SETTINGS)
