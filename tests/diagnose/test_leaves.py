@@ -10,14 +10,14 @@ import pytest
 
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
-from scalelab.diagnose.checks.leaves import live, moved
+from scalelab.diagnose.checks.leaves import live, moved, rows
 from scalelab.diagnose.checks.state import saved
 from scalelab.diagnose.checks.state.averages import check_loss_scale
 from scalelab.diagnose.checks.state.replayed import check_states
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.leaves.ablation import probe_layers
-from scalelab.diagnose.probes.leaves.step import probe_leaves
+from scalelab.diagnose.probes.leaves.step import probe_leaves, reached_units
 from scalelab.diagnose.probes.subject import load_subject
 from scalelab.diagnose.verdict import Judged, Verdict
 from scalelab.optim import groups
@@ -153,6 +153,26 @@ def test_the_sum_of_second_moments_is_that_of_the_logged_norms_under_each_policy
     assert [type(each) for each in saved.check_norms(evidence)] == [Judged]
     fewer = dataclasses.replace(evidence, rows=evidence.rows[1::2])
     assert [type(each) for each in saved.check_norms(fewer)] == [Judged]
+
+
+def test_hidden_units_that_have_a_gradient_and_no_update_are_named(run):
+    """Half of the MLP's units, as of a shard whose update is lost; without a gradient they may be dead, and are not."""
+    units = {f"unit_gradient/layers/{layer}/mlp/up/w": list(range(20)) for layer in (0, 1)}
+
+    def found(**probes):
+        evidence = dataclasses.replace(gather_evidence(run), probes=units | probes)
+        return [each for each in rows.check_features(evidence) if isinstance(each, Verdict)]
+
+    assert found(leaf_step=2) == []
+    edit_arrays(run, 4, lambda arrays: unmoved(UP, (slice(None), slice(None), slice(4, 12)))(run, arrays))
+    (verdict,) = found(leaf_step=2)
+    assert verdict.cause == "rows_stuck"
+    assert "in 8 hidden units of layers/0/mlp/up/w (4, 5, 6, 7, …)" in verdict.evidence
+    assert found(leaf_step=4) == []
+    units.clear()
+    assert found(leaf_step=2) == []
+    gradient = np.ones((6, 3)) * np.array([1.0, 2.0, 0.0, 1e-3, 3.0, 1.0])[:, None]
+    assert reached_units(gradient) == [0, 1, 4, 5] and reached_units(np.zeros((2, 3))) == []
 
 
 def test_a_group_that_the_config_freezes_may_stand_still(run, capsys):

@@ -56,7 +56,19 @@ def with_squares_of_the_mean(b1, b2, names=("mu", "nu")):
     return optax.GradientTransformation(init, update)
 
 
+def a_step_late():
+    """Adam's direction of the moments before the step's gradient is in them."""
+    adam = optax.scale_by_adam(0.9, 0.95, eps=1e-6)
+
+    def update(grads, state, params=None):
+        late, _ = adam.update(jax.tree.map(jnp.zeros_like, grads), state, params)
+        return late, adam.update(grads, state, params)[1]
+
+    return optax.GradientTransformation(adam.init, update)
+
+
 CHAINS = {
+    "a_step_late": a_step_late,
     "adam": lambda: optax.scale_by_adam(0.9, 0.95, eps=1e-6),
     "amsgrad": lambda: optax.scale_by_amsgrad(0.9, 0.95, eps=1e-6),
     "yogi": lambda: optax.scale_by_yogi(0.9, 0.95),
@@ -90,6 +102,7 @@ FAULTS = {
     "half_kept": ("moments_wrong", "keeps 0.5 of what stood there, not 0.9"),
     "betas_exchanged": ("moments_wrong", "that is the other beta"),
     "eps_under_the_root": ("eps_dominates", "acts like one of 0.0009"),
+    "a_step_late": ("update_wrong", "changes nothing in the update of its own step"),
     "every_fourth": ("update_wrong", "nothing at 75% of the steps"),
     "slow_table": ("leaf_out_of_scale", "moves embed.w by 0.001 of the LR"),
 }

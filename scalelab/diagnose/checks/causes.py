@@ -155,7 +155,7 @@ BRINGS_ABOUT: Mapping[str, tuple[str, ...]] = {
     "norm_missing": (*BLOW_UP, "lr_too_high"),
     "missing_1_over_K": ("over_clipping", "lr_too_high", *SPIKES),
     "mask_leak": (*LOGITS,),
-    "moments_poisoned": (*SPIKES, *LOGITS, "lr_too_high"),
+    "moments_poisoned": (*SPIKES, *LOGITS, "lr_too_high", "bit_flip"),
     "bad_resume": (*SPIKES, "lr_too_high"),
     "leaf_stuck": (
         "head_stuck",

@@ -1,7 +1,7 @@
 """Judge rows of matrices by the weights of two saved steps: does each feature of the residual stream have an update?
 
 A feature that a matrix of attention or of the MLP reads is a row of it, one that it writes is a column. Units inside an
-MLP may be off for good (ReLU), so that their own rows and columns are not judged here.
+MLP may be off for good (ReLU), so that their own rows and columns are judged only where a step showed their gradient.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,10 @@ from scalelab.diagnose.checks.leaves.moved import (
     rounds_away,
 )
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.probes.leaves.saved import layer_slices, movements, read_saved_steps
+from scalelab.diagnose.probes.leaves.saved import layer_slices, movements, read_saved_steps, unit_rows
 from scalelab.diagnose.verdict import Findings, Verdict, asks, make_verdict
 
+MOVING = 0.75  # quantile of hidden units that has to move: a shard of two may stand still
 WRITES = ("o", "out", "down")  # matrices whose last axis is the residual stream; of the others it is the first
 
 
@@ -32,7 +33,11 @@ def check_features(evidence: Evidence) -> Findings | None:
         return None  # moved.py and rounded.py say so
     stretch = stretches[-1]
     still = {part: numbers for part, numbers in _stand_still(evidence, stretch) if len(numbers)}
-    return [_verdict(stretch, still)] if still else []
+    if still:
+        return [_verdict(stretch, still)]
+    measured = [each for each in stretches if each.before.step == evidence.probes.get("leaf_step")]
+    units = {part: numbers for each in measured for part, numbers in _idle_units(evidence, each) if len(numbers)}
+    return [_idle_verdict(measured[0], units)] if units else []
 
 
 def _stand_still(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, np.ndarray]]:
@@ -51,6 +56,27 @@ def _stand_still(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, np
             distance = movements(before, now, decays=True)
             if np.median(distance) > SLOW * stretch.rounding:
                 yield part, np.flatnonzero(distance <= stretch.rounding)
+
+
+def _idle_units(evidence: Evidence, stretch: Stretch) -> Iterator[tuple[str, np.ndarray]]:
+    """(part of an MLP, its hidden units that had a gradient and did not move but for decay, while others moved)."""
+    old, new = stretch.before.params, stretch.after.params
+    for name in (name for name in new if name in old and not declared_frozen(evidence, name)):
+        for (part, x), (_, y) in zip(layer_slices(name, old[name]), layer_slices(name, new[name]), strict=True):
+            reached = np.array(evidence.probes.get(f"unit_gradient/{part}", []), int)
+            for before, now in zip(unit_rows(part, x), unit_rows(part, y), strict=True):
+                distance = movements(before, now, decays=True)
+                if len(reached) and np.quantile(distance, MOVING) > SLOW * stretch.rounding:
+                    yield part, reached[distance[reached] <= stretch.rounding]
+
+
+def _idle_verdict(stretch: Stretch, units: dict[str, np.ndarray]) -> Verdict:
+    first, numbers = next(iter(units.items()))
+    shown, where = ", ".join(map(str, numbers[:4])), (stretch.before.step, stretch.after.step)
+    text = f"{join_names(list(units))}: unchanged but for decay between the saved steps {where[0]} and {where[1]} in "
+    text += f"{len(numbers)} hidden units of {first} ({shown}, …), with a gradient like others' at step {where[0]}"
+    knob = f"let the optimizer's update reach hidden units {shown} of {first} (a mask, a shard that is left out)"
+    return make_verdict("rows_stuck", "test", np.inf, text, knob, "measured on a step and two saved ones", where)
 
 
 def _verdict(stretch: Stretch, still: dict[str, np.ndarray]) -> Verdict:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalelab.diagnose.checks.logged import formulas
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
@@ -52,6 +53,9 @@ def name_pattern(
 
 
 def _curve(evidence: Evidence, steps: np.ndarray, changes: dict[str, Any]) -> np.ndarray:
+    by_formula = formulas.compute_rates(dict(evidence.values) | changes, np.maximum(steps, 0))
+    if by_formula is not None:
+        return by_formula
     config = evidence.config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
         for key, value in changes.items():
@@ -128,6 +132,8 @@ def _units(
                 )
         if fits(curve((steps - 1) // k, {})):
             yield Pattern(f"it is the schedule's at the step / {k}", "count the schedule in optimizer steps")
+        if fits(curve((steps - 1) // k * k, {})):
+            yield Pattern(f"it is stairs: the schedule's of each {k}th step, held until the next", STEP_WORDS)
 
 
 def _lengths(

@@ -147,6 +147,12 @@ def _answers(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdic
         text += f"{1 / max(1 - idle, 1e-9):.3g}, while the schedule counts them all"
         knob = f"update at each step in {function}; train.accumulate collects the gradients of micro-batches already"
         return _verdict("update_wrong", 2 * idle / IDLE, text, knob)
+    now, following = p.get("answer_late", (1.0, 1.0))
+    if now == 0 and following > 0:
+        text = f"a gradient that is turned round and {impulse.LARGE:.0f} times as large changes nothing in the update "
+        text += f"of its own step, and the next one's by {following:.2g} times the LR: {name} is a step late"
+        knob = f"take the step's gradient into the averages before {function} makes its update of them"
+        return _verdict("update_wrong", 1 / WHOLE, text, knob)
     is_adam = _is_adam(kept)
     if is_adam and abs(grows) > 0.5:
         text = f"{name} averages gradients and their squares, and its updates grow with the gradient to the power "

@@ -59,7 +59,7 @@ def _judge(evidence: Evidence, step: int, state: dict[str, float]) -> Verdict | 
     if line is None and not wrong:
         return None
     if line is not None:
-        return _judge_line(step, line)
+        return _judge_line(evidence, step, line)
     moments = [name for name in wrong if name.startswith("opt_state.")]
     weights = [name for name in wrong if name.startswith("params.")]
     worst = max(wrong, key=lambda name: wrong[name])
@@ -73,7 +73,7 @@ def _judge(evidence: Evidence, step: int, state: dict[str, float]) -> Verdict | 
     return make_verdict(cause, "test", wrong[worst] / DIFFERS, text, knob, "measured by a replay", (step, step))
 
 
-def _judge_line(step: int, line: dict[str, Any]) -> Verdict | None:
+def _judge_line(evidence: Evidence, step: int, line: dict[str, Any]) -> Verdict | None:
     """Judge the first line that differs: an update that is other though loss and gradient are not."""
     at = line["step"]
     pairs = {name: pair for name, pair in line.items() if name != "step"}
@@ -83,6 +83,8 @@ def _judge_line(step: int, line: dict[str, Any]) -> Verdict | None:
     ours, theirs = pairs["update_norm"]
     text = f"step {at}, run again from the saved state before it, has the same loss and gradient norm and an update "
     text += f"norm of {ours:.4g}; logged is {theirs:.4g}: its moments were others"
+    resumed = [int(e["step"]) for e in evidence.kinds("resume") if e.get("step") is not None and int(e["step"]) < at]
+    text += f"; the run was restarted at step {resumed[-1]}" if resumed else ""
     knob = "go on from the saved step before, or with fresh moments (train --reset=moments)"
     return make_verdict("moments_poisoned", "test", 2.0, text, knob, "measured by a replay", (at, step))
 

@@ -22,6 +22,7 @@ SIZES = (1.0, 2.0)  # of the gradient: far above any eps
 SMALL = 100.0  # times the declared eps, of a gradient that is still far above it
 STEPS = 8  # after the first
 SETTLED, LAST = 400, 16  # steps of constant gradients, whose corrections for the start end soon; and those looked at
+LARGE = 1e3  # times the usual gradient: even an average with a decay of 0.99 turns at once
 STEADY = 1e-3  # by how much the share that is left may differ from step to step, in fp32
 
 
@@ -40,7 +41,8 @@ def probe_impulse(subject: Subject) -> dict[str, Any]:
     `fed/NAME` of another array: (the array whose squares it averages, decay). `answer/NAME`: RMS of a parameter's
     updates under constant gradients of random signs; `answer_power`: the power of the gradient that they grow with (0:
     they do not); `answer_small`: the same RMS over that of a gradient near eps; `idle_steps`: the share of steps
-    without any update. {} for optimizers of this package, which have steps by hand.
+    without any update; `answer_late`: by how much a step's update, and the next one's, differ if that step's gradient
+    is turned round and LARGE times as large. {} for optimizers of this package, which have steps by hand.
     """
     static = subject.static
     if ":" not in static.optim.name or static.updates_layers:
@@ -70,9 +72,11 @@ def _build(subject: Subject) -> Optimizer:
     return Optimizer(chain, params, jax.tree.unflatten(tree, signs), leaf)
 
 
-def _run(optimizer: Optimizer, first: jax.Array, later: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+def _run(
+    optimizer: Optimizer, first: jax.Array, later: jax.Array
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
     """A gradient of size `first` and then of `later`: (arrays' mean sizes after each of the first steps, RMS of each
-    leaf's update in each of the LAST steps).
+    leaf's update in each of the LAST steps, `_delay` after them).
     """
     chain, params, signs, leaf = optimizer
     shape = named_leaves(params)[leaf].shape
@@ -90,24 +94,41 @@ def _run(optimizer: Optimizer, first: jax.Array, later: jax.Array) -> tuple[dict
     rates = jnp.full((STEPS + 1,), later).at[0].set(first)
     state, (kept, _) = jax.lax.scan(step, chain.init(params), rates)
     state, _ = jax.lax.scan(lambda s, g: (step(s, g)[0], None), state, jnp.full((SETTLED,), later))
-    return kept, jax.lax.scan(step, state, jnp.full((LAST,), later))[1][1]
+    return kept, jax.lax.scan(step, state, jnp.full((LAST,), later))[1][1], _delay(optimizer, state, later)
+
+
+def _delay(optimizer: Optimizer, state: Any, size: jax.Array) -> jax.Array:
+    """The largest difference [2] of the update, and of the next one, by a gradient turned round, LARGE times as large.
+
+    Of equal gradients before it: an average of signs, and one of the gradients, both turn with it.
+    """
+    chain, params, signs, _ = optimizer
+    usual = jax.tree.map(lambda sign: size * sign, signs)
+    pairs, states = [], (state, state)
+    for turned in (-LARGE, 1.0):
+        grads = usual, jax.tree.map(lambda g, times=turned: times * g, usual)
+        taken = [chain.update(g, s, params) for g, s in zip(grads, states, strict=True)]
+        states = taken[0][1], taken[1][1]
+        pairs.append(jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), taken[0][0], taken[1][0]))
+    return jnp.stack([jnp.max(jnp.stack(jax.tree.leaves(pair))) for pair in pairs])
 
 
 def _answers(subject: Subject, run: Callable[[float, float], Any]) -> dict[str, Any]:
     """The measurements of constant gradients; {} if an update is not finite, or all are zero."""
-    courses = [{name: np.asarray(x, float) for name, x in run(size, size)[1].items()} for size in SIZES]
+    taken = [run(size, size) for size in SIZES]
+    courses = [{name: np.asarray(x, float) for name, x in course.items()} for _, course, _ in taken]
     sizes = [{name: float(np.sqrt(np.mean(x * x))) for name, x in course.items()} for course in courses]
     usual = [float(np.median(list(by_name.values()))) for by_name in sizes]
     if not np.isfinite(usual).all() or min(usual) <= 0:
         return {}
     values: dict[str, Any] = {f"answer/{name}": size for name, size in sizes[0].items()}
     values |= {"answer_usual": usual[0], "answer_power": float(np.log2(usual[1] / usual[0]))}
+    values["answer_late"] = tuple(map(float, taken[0][2]))
     values["idle_steps"] = float(np.mean(np.max(np.stack(list(courses[0].values())), axis=0) == 0))
     eps = float(subject.h.optim.eps) if hasattr(subject.h.optim, "eps") else 0.0
     if eps > 0:
-        near = [
-            float(np.sqrt(np.mean(np.square(np.asarray(x, float))))) for x in run(SMALL * eps, SMALL * eps)[1].values()
-        ]
+        near_eps = run(SMALL * eps, SMALL * eps)[1]
+        near = [float(np.sqrt(np.mean(np.square(np.asarray(x, float))))) for x in near_eps.values()]
         values["answer_small"] = float(np.median(near)) / usual[0]
     return values
 

@@ -19,6 +19,7 @@ from scalelab.train.checkpoints.restore import read_arrays
 MOST_BYTES = 2**29  # of a checkpoint that is read without --live
 FEW = 8  # numbers of a leaf below which a multiple of its old value says nothing
 LEAST_DECAY = 0.5  # by which decay alone shrinks weights between two saves, at most
+DOWN = "down"  # the matrix [F, D] of an MLP that leads out of its hidden units; others lead into them
 QUERIES, OUTPUT = ("q", "k", "v"), "o"  # projections of attention: [L, D, N, H] and [L, N, H, D]
 
 
@@ -107,6 +108,13 @@ def parameter_kind(name: str) -> str:
     if first in ("embed", "head"):
         return first
     return "position" if first == "positions" else "vector" if last in ("g", "b") else "hidden"
+
+
+def unit_rows(part: str, x: np.ndarray) -> Iterator[np.ndarray]:
+    """A matrix of one layer's MLP (`layer_slices`) with a row [F, D] for each hidden unit; nothing of other parts."""
+    names = part.split("/")
+    if x.ndim == 2 and names[-1] == "w" and len(names) > 2 and names[-3] == "mlp":
+        yield x if names[-2] == DOWN else x.T
 
 
 def movements(old: np.ndarray, new: np.ndarray, decays: bool) -> np.ndarray:

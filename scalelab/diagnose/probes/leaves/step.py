@@ -17,7 +17,7 @@ from scalelab.data.tokenizers.chat import unmask_ids
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.leaves import reference
 from scalelab.diagnose.probes.leaves.reference import Rates
-from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement
+from scalelab.diagnose.probes.leaves.saved import head_slices, layer_slices, movement, unit_rows
 from scalelab.diagnose.probes.subject import Subject, batch_gradients
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import parameter_declarations
@@ -26,6 +26,7 @@ from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
 from scalelab.train.step.step import jit_train_step, take_gradient
 
+REACHED = 0.1  # of the median unit's gradient
 BATCHES = 2  # batches over which a gradient is looked for
 
 
@@ -78,6 +79,7 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
 
     `leaf_moved/PART`: distance of its new value from the nearest multiple of its old one, over the old one's norm;
     `leaf_size/PART`: RMS of its numbers.
+    `unit_gradient/PART`: numbers of the MLP's hidden units whose part of a matrix has a gradient like the others'.
     `rows_without_gradient`: tokens that occur in these batches and whose row of the embedding has no gradient.
     `off/STATE/NAME`: relative error of moments, or of the `change`, beside the step by hand; `off_factor/NAME`: the
     change over that by hand. `leaf_lr`: the step's LR; `leaf_skipped`: whether it was skipped;
@@ -97,8 +99,16 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
             values[f"leaf_moved/{part}"] = movement(name, old, new)
             values[f"leaf_size/{part}"] = _norm(new) / new.size**0.5
             values |= {f"head_gradient/{head}": _norm(x) for head, x in head_slices(part, g)}
+            values |= {f"unit_gradient/{part}": reached_units(rows) for rows in unit_rows(part, g)}
     values["rows_without_gradient"] = _rows_without_gradient(evidence, leaves)
     return values | dict(_errors(evidence, subject, leaves))
+
+
+def reached_units(gradient: np.ndarray) -> list[int]:
+    """The rows [R, n] whose gradient is at least REACHED of the median row's that has one."""
+    sizes = np.linalg.norm(gradient.astype(np.float64), axis=1)
+    usual = np.median(sizes[sizes > 0]) if sizes.any() else np.inf
+    return [int(row) for row in np.flatnonzero(sizes >= REACHED * usual)]
 
 
 def _norm(x: np.ndarray) -> float:

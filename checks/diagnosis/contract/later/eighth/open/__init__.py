@@ -1,0 +1,1 @@
+"""The half that may be read and run while checks are changed."""
