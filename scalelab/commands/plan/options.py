@@ -51,6 +51,16 @@ def make_parser(text: str | None) -> Parser:
         help="list the ways to hold the model on one device, with the largest micro-batch of each",
     )
     add("--why", action="store_true", help="also print conventions, sources, critical batches and saves")
+    _add_rates(parser)
+    _add_question(parser)
+    stability.add_options(parser)
+    add_trust_option(parser)
+    return parser
+
+
+def _add_rates(parser: Parser) -> None:
+    """Add what is known of serving, of batches and of failures."""
+    add = parser.add_argument
     add("--serve-batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
     add(
         "--serve-context",
@@ -78,12 +88,28 @@ def make_parser(text: str | None) -> Parser:
         metavar="X",
         help="storage bandwidth of all nodes (default: 1 per node)",
     )
+
+
+def _add_question(parser: Parser) -> None:
+    """Add what a run is to cost, take or reach, and by which law."""
+    add = parser.add_argument
     add("--flops", type=count_above_zero, metavar="C", help="training FLOPs to spend")
     add("--tokens", type=count_above_zero, metavar="D", help="tokens to train on")
     add("--params", type=count_above_zero, metavar="N", help="parameters")
     add("--target-loss", type=bounded_above_zero, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=bounded_above_zero, metavar="H", help="device-hours to spend, with --hardware and --mfu")
-    _add_budget_options(parser)
+    add(
+        "--budget",
+        type=dollars_above_zero,
+        metavar="$M",
+        help="money to spend on --hardware=KIND:PRICE, e.g. '$2M' or 50k",
+    )
+    add("--days", type=bounded_above_zero, metavar="X", help="days that the run may take (of a budget: 30)")
+    add(
+        "--against",
+        metavar="CONFIG_OR_KEY=VALUE,…",
+        help="with --config: also plan this, and print both side by side",
+    )
     add(
         "--mfu",
         type=bounded_above_zero,
@@ -100,9 +126,6 @@ def make_parser(text: str | None) -> Parser:
         metavar="X",
         help="relative scatter of a run's loss (default: the study's, or 0.005)",
     )
-    stability.add_options(parser)
-    add_trust_option(parser)
-    return parser
 
 
 def _count(text: str) -> int:
@@ -134,24 +157,6 @@ def _devices(text: str) -> int | str:
             f"{text!r} is not a number of devices; a range is LOW..HIGH, in doublings; nearest: {ends[0]}..{ends[-1]}"
         )
     return _count(text)
-
-
-def _add_budget_options(parser: Parser) -> None:
-    """Add --budget, --days and --against."""
-    parser.add_argument(
-        "--budget",
-        type=dollars_above_zero,
-        metavar="$M",
-        help="money to spend on --hardware=KIND:PRICE, e.g. '$2M' or 50k",
-    )
-    parser.add_argument(
-        "--days", type=bounded_above_zero, metavar="X", help="days that the run may take (of a budget: 30)"
-    )
-    parser.add_argument(
-        "--against",
-        metavar="CONFIG_OR_KEY=VALUE,…",
-        help="with --config: also plan this, and print both side by side",
-    )
 
 
 def dollars_above_zero(text: str) -> float:
