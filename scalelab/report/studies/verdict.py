@@ -4,6 +4,7 @@ import math
 
 from scalelab.report import gather, html
 from scalelab.report.tables import format_scientific, format_short
+from scalelab.sweep.scaling.passes import describe_passes
 
 PARAMETER_MEANINGS = {
     "E": "irreducible loss (nats/token)",
@@ -44,6 +45,8 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     shown = {"predicted loss (nats/token)": f"{point:.4f}", "90 % interval": f"{low:.4f} – {high:.4f}"}
     timing = _timing(held, first_metric)
     failed = [html.render_paragraph(f"FAILED: {text}.", "bad") for text in describe_failures(summary)]
+    if repeated := describe_passes(summary.get("passes")):
+        failed.append(html.render_paragraph(f"Warning: {repeated}.", "bad"))
     if measured is None or not math.isfinite(measured):
         lost = "The held-out run has no finite loss" if measured is not None else "The held-out run is not measured yet"
         return [

@@ -85,7 +85,7 @@ class SweepAnswer:
         return None if self.design else next(iter(self.with_verdict(BEST)), None)
 
     def equals(self, setting: SweptSetting) -> list[SweptSetting]:
-        """Other settings of the same size and budget with the same losses: the keys that differ change nothing there."""
+        """Other settings of the same size and budget with the same losses: keys that differ change nothing there."""
         family = [setting.values.get(key) for key in self.design]
         others = [each.setting for each in self.settings if each.setting is not setting and each.rank is not None]
         alike = [each for each in others if [each.values.get(key) for key in self.design] == family]
