@@ -23,6 +23,7 @@ from scalelab.record.identity import is_identity_key
 from scalelab.record.jsonfiles import NUMBER, PAIR, WHOLE
 from scalelab.study import Kind, write_once
 from scalelab.sweep.scaling import ladder
+from scalelab.sweep.scaling.passes import count_passes, describe_passes
 
 HELD_OUT = "holdout"
 KIND = Kind("study", "isoflop.json", settings=("base",), earlier=(phases.PHASES_FILE,))
@@ -65,12 +66,16 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
             f"predicted for {study.holdout_flops:.3g} FLOPs: {prediction['predicted_loss']:.4f}, 90 % in {low:.4f} to "
             f"{high:.4f}"
         )
+        fitted_tokens = [ladder_runs.size_and_tokens(run)[1] for run in grid.values()]
+        repeats = count_passes(data.description["train_tokens"], fitted_tokens, prediction["D"])._asdict()
+        if warning := describe_passes(repeats):
+            print_status(f"WARNING: {warning}")
         last = ladder.make_rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
         with clock.timed("held-out run and checks"):
             train({HELD_OUT: last} | checks)
     with clock.timed("score"):
         rows = listing.read_runs(folder)
-        return {"command": command} | _summarise_study(study, rows, prediction, data.entropy_rate)
+        return {"command": command, "passes": repeats} | _summarise_study(study, rows, prediction, data.entropy_rate)
 
 
 def _summarise_study(

@@ -1,13 +1,15 @@
 """The IsoFLOP study: a grid of small runs, a law fitted to them, a larger run predicted, trained and scored.
 
-    python -m experiments.isoflop --quick --workdir=runs/quickstart
-    python -m experiments.isoflop --config=configs/mine.py --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192,256 \\
+    scalelab isoflop --quick --workdir=runs/quickstart
+    scalelab isoflop --config=configs/mine.py --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192,256 \\
         --holdout-flops=6.4e16 --rule=mup --workdir=runs/mine
 
-    scalelab plan --sweep=experiments/isoflop.py     # the plan of the study: FLOPs, memory, hours, expected intervals
+--dry-run prints the plan of the study and trains nothing: FLOPs, memory and hours of each run (but the held-out one,
+whose size the fit chooses) and the intervals to be expected.
 
 Every run's shape, steps, learning rate, batch, warm-up and beta2 follow from (size, budget) by a rule of the ladder,
-named in the report: `small-bytes` (the quickstart's; d_model 16 to 80), `mup` (the config's own LR at any width),
+named in the report: `small-bytes` (the quickstart's; d_model 16 to 80), `mup` (the config's own LR, at any width of
+a muP config), `own` (the config's own LR, batch and share of warm-up everywhere, which other sizes may not suit),
 `step_law` (Li et al. 2025; 0.2 to 1 billion parameters), `fitted:DIR` (fitted to your LR checks, e.g. a sweep like
 configs/lr_checks.py) or `fitted:FILE` (the JSON of `scalelab fit --best-of=lr,batch_tokens --per=N,D`). At the smallest
 and the largest size (each at its cheapest budget) LR and batch are also tried at half and twice the rule's. If the best
@@ -17,7 +19,7 @@ The prediction is written to disk, with its time, before the larger run starts, 
 to resume: finished runs are not repeated. To fit only: `scalelab fit WORKDIR`. At the end the time of each part is
 printed.
 
-    scalelab study isoflop --quick --workdir=runs/quickstart
+    scalelab isoflop --quick --workdir=runs/quickstart
 """
 
 import argparse
@@ -31,6 +33,7 @@ from typing import Any
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import align_columns, config_path, emit_json, folder_path, print_status
+from scalelab.commands.plan.plan import main as plan_command
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments import conduct, grid_check, ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
@@ -116,12 +119,13 @@ def parse_arguments(argv: Sequence[str], trains: bool = False) -> tuple[LadderSt
     parser.add_argument(
         "--started", type=float, metavar="UNIX", help="when installation began, for the table of seconds (make sets it)"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan of the study and do nothing")
     options = parser.parse_args(rest)
     base = config_lib.load(options.config or ROOT / "configs" / "quickstart.py", overrides)
     rule, checked = rules.find_rule(options.rule, base), _checked(options)
     faults = _grid_faults(options)
     of_grid = bool(faults) and not options.quick
-    if trains and options.workdir is None:
+    if trains and options.workdir is None and not options.dry_run:
         faults.append("--workdir=DIR is needed: the study's folder")
     grid = _grid(options)
     largest = max(grid, default=0.0)
@@ -202,6 +206,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     study, options = parse_arguments(argv, trains=True)
+    if options.dry_run:
+        printed = [each for each in argv if each.startswith("--json")]
+        study_options = [each for each in argv if each not in ("--dry-run", *printed)]
+        return plan_command([f"--sweep={__file__}", *printed, "--", *study_options])
     folder = options.workdir
     clock = phases.PhaseClock(folder)
     before = time.time() - options.started if options.started else None

@@ -18,6 +18,7 @@ Exit code: 0 done (whether or not the runs differ), 2 bad input.
     scalelab compare runs/mine runs/other
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from scalelab import api
@@ -26,6 +27,7 @@ from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.errors import quote_path
 
 MOST_LINES = 12  # lines of one kind
+MOST_STEPS = 4  # steps named where none is of both
 ENOUGH_FREEDOM = 4  # degrees of freedom of the noise: with fewer, more seeds help most
 WITH_ENOUGH = 2.447 * 2**0.5  # half width in standard deviations, with four seeds a side: Student's t of 6
 
@@ -74,13 +76,22 @@ def _sections(comparison: dict[str, Any]) -> list[str]:
         ("data", comparison["data"]),
         ("environment", comparison["environment"]),
     ):
-        lines.append(f"{name}: {'the same' if not differences else f'{len(differences)} differ'}")
+        differences, unknown = _split_unknown(differences, comparison["imported"])
+        lines.append(f"{name}: {'the same' if not differences else f'{len(differences)} differ'}{unknown}")
         shown = [f"  {key}: {a!r} | {b!r}" for key, (a, b) in list(differences.items())[:MOST_LINES]]
         lines += [
             *shown,
             *([f"  and {len(differences) - MOST_LINES} more (--json)"] if len(differences) > MOST_LINES else []),
         ]
     return lines
+
+
+def _split_unknown(differences: dict[str, list[Any]], imported: Sequence[bool]) -> tuple[dict[str, list[Any]], str]:
+    """(differences of values that both sides have, how many values another program's log does not say)."""
+    known = {key: pair for key, pair in differences.items()
+             if not any(foreign and value is None for foreign, value in zip(imported, pair, strict=True))}  # fmt: skip
+    left, sides = len(differences) - len(known), " and ".join("AB"[i] for i in range(2) if imported[i])
+    return known, f", as far as {sides} says: {left} more are not known there" if left else ""
 
 
 def _rewinds(comparison: dict[str, Any]) -> list[str]:
@@ -104,10 +115,11 @@ def _metrics(comparison: dict[str, Any]) -> list[str]:
             reason = f" ({weights['why']})" if "why" in weights else ""
             weights_text = f"but the weights of step {weights['step']} differ{reason}"
         return [f"metrics: the {metrics['lines']} lines that both have are the same bits{only}; {weights_text}"]
-    lines = [
-        f"metrics: first differ at step {metrics['first']['step']}{only}; "
-        f"largest difference of train_loss: {metrics['largest']:.2g} of it"
-    ]
+    largest = metrics["largest"]
+    loss = (
+        "no train_loss that both have" if largest is None else f"largest difference of train_loss: {largest:.2g} of it"
+    )
+    lines = [f"metrics: first differ at step {metrics['first']['step']}{only}; {loss}"]
     for key, difference in list(metrics["first"]["differ"].items())[:MOST_LINES]:
         lines.append(f"  {key}: {difference['a']!r} | {difference['b']!r}  ({difference['relative']:.2g} of it)")
     return lines
@@ -116,7 +128,10 @@ def _metrics(comparison: dict[str, Any]) -> list[str]:
 def _gap(comparison: dict[str, Any]) -> list[str]:
     gap = comparison["gap"]
     if gap is None:
-        return ["loss: no step at which both were evaluated"]
+        places = zip("AB", comparison["evaluated_at"], strict=True)
+        return [
+            "loss: no step at which both were evaluated: " + ", ".join(f"{a} {_name_steps(at)}" for a, at in places)
+        ]
     counts = [len(runs) for runs in comparison["runs"]]
     means = f" (means of {counts[0]} and {counts[1]} runs)" if max(counts) > 1 else ""
     lines = [
@@ -128,6 +143,14 @@ def _gap(comparison: dict[str, Any]) -> list[str]:
     if floor is None:
         return [*lines, *_no_floor(comparison)]
     return [*lines, *_floor(gap, floor)]
+
+
+def _name_steps(steps: Sequence[int]) -> str:
+    """Name a few steps of a list, its last one among them."""
+    if len(steps) < 2:
+        return f"at step {steps[0]}" if steps else "at none"
+    shown = steps if len(steps) <= MOST_STEPS else [*steps[: MOST_STEPS - 1], "…", steps[-1]]
+    return "at steps " + ", ".join(map(str, shown))
 
 
 def _devices(floor: dict[str, Any] | None, gap: float) -> list[str]:

@@ -142,11 +142,10 @@ def _batches(text: str | None) -> tuple[int, int] | None:
 
 def _print(trained: "api.Trained", destination: str | None) -> None:
     bound = trained.bpb_bound
-    print(
-        f"{trained.name}: {trained.status} at step {trained.final_step}, validation loss "
-        f"{_number(trained.val_loss)} nats/token, {_bits(trained.bpb, bound)}; {trained.folder}",
-        file=sys.stderr,
-    )
+    loss = f", validation loss {_number(trained.val_loss)} nats/token, {_bits(trained.bpb, bound)}"
+    if trained.status == "stopped":
+        loss = (loss if trained.val_loss is not None else "") + "; the same command goes on"
+    print(f"{trained.name}: {trained.status} at step {trained.final_step}{loss}; {trained.folder}", file=sys.stderr)
     for source in listing.rows_by_source(trained.by_source):
         scored, read = "only trained on", "only scored"
         if source["val_loss"] is not None:

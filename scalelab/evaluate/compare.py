@@ -28,7 +28,8 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
     sides = [noise.load_side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
     both_records = [records.read_record(folder) for folder in (one, two)]
-    metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
+    both_metrics = [records.read_metrics(folder) for folder in (one, two)]
+    metrics = first_difference(*both_metrics)
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.loss_gap(*sides)
     devices = find_device_floor(gap.step, one, two) if gap else None
@@ -46,6 +47,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "imported": [records.is_imported(record) for record in both_records],
         "rewinds": [len(record.get("rewinds", {})) for record in both_records],
         "metrics": metrics,
+        "evaluated_at": [sorted({line["step"] for line in lines if "val_loss" in line}) for lines in both_metrics],
         "weights": weights,
         "same_bits": bool(
             metrics["lines"] and not metrics["only"] and metrics["first"] is None and weights and weights["same"]
@@ -73,14 +75,17 @@ def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
 
     `lines` counts steps of both runs, `only` steps of one run. `first` is the first step that differs: {"step",
     "differ": {metric: {"a", "b", "relative"}}}, the largest relative difference first; `TIMING_KEYS` are not compared.
-    `largest` is the largest relative difference of the training loss at any step.
+    `largest` is the largest relative difference of the training loss at any step, None where none has that of both.
     """
     lines_a, lines_b = ({(line["step"], "val_loss" in line): line for line in lines} for lines in (a, b))
     shared = sorted(lines_a.keys() & lines_b.keys())
-    first, largest = None, 0.0
+    first = None
+    both = [key for key in shared if all(lines[key].get("train_loss") is not None for lines in (lines_a, lines_b))]
+    largest = 0.0 if both else None
     for key in shared:
         differ = _metric_differences(lines_a[key], lines_b[key])
-        largest = max(largest, differ.get("train_loss", {"relative": 0.0})["relative"])
+        if largest is not None:
+            largest = max(largest, differ.get("train_loss", {"relative": 0.0})["relative"])
         if differ and first is None:
             ranked = dict(sorted(differ.items(), key=lambda item: -item[1]["relative"]))
             first = {"step": key[0], "differ": ranked}

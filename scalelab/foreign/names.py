@@ -38,6 +38,8 @@ HELD_OUT = re.compile(r"val|eval|test|dev|held|hold|final")  # words of a loss t
 HELD_OUT_SET = re.compile(
     r"(?:.*/)?(?:eval|val|valid|validation|test)/.*(?:\b(?:ce ?loss|loss|nll)|cross ?entropy)", re.IGNORECASE
 )
+LIKE_LOSS = re.compile(r"loss|entropy|perplexity|(?:^|[\W_\d])(?:ce|nll|xent|ppl)(?:$|[\W_\d])", re.IGNORECASE)
+MOST_LIKE = 6  # columns named in a question
 GROUPS = re.compile(
     r"^(?:(?:metrics?|train(?:er|ing)?|optim(?:izer)?|throughput|perf|stats|progress|log)[./:])+", re.IGNORECASE
 )
@@ -92,7 +94,24 @@ def choose_columns(columns: Mapping[str, Column], given: Mapping[str, str], sour
             others = [name for name in fitting[1:] if name not in given.values()]
             if others and field != "step":
                 notes.append(f"{field} may also be {', '.join(map(repr, others[:3]))}")
-    return Chosen(taken, notes)
+    return Chosen(taken, notes + _question_losses(header, taken))
+
+
+def _question_losses(header: Sequence[str], taken: Mapping[str, str]) -> list[str]:
+    """A line where no training loss is taken: the columns that may be it, and one on held-out data beside it."""
+    if "train_loss" in taken:
+        return []
+    used = {split_conversion(text, header)[0] for text in taken.values()}
+    like = [name for name in header if name not in used and LIKE_LOSS.search(name)]
+    held_out = [name for name in like if HELD_OUT.search(name.casefold())]
+    trained = [name for name in like if name not in held_out]
+    if not trained:
+        if "val_loss" in taken:
+            return []
+        rest = ", ".join(map(repr, [name for name in header if name not in used][:MOST_LIKE]))
+        return [f"no training loss is taken; other columns: {rest}; --columns=train_loss=NAME"] if rest else []
+    chosen = f"train_loss={trained[0]}" + (f",val_loss={held_out[0]}" if held_out and "val_loss" not in taken else "")
+    return [f"no training loss is taken: {', '.join(map(repr, like[:MOST_LIKE]))} may be it; --columns='{chosen}'"]
 
 
 def question_texts(texts: Mapping[str, Sequence[Any]]) -> list[str]:

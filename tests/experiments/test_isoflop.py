@@ -16,6 +16,7 @@ from scalelab.experiments import conduct, grid_check, isoflop, ladder_runs, phas
 from scalelab.model.count import count_parameters
 from scalelab.record import records
 from scalelab.sweep.executors import choice
+from scalelab.sweep.scaling import passes
 from tests.quick import one_in
 from tests.report import synthetic
 from tests.sweep.here import TrainHere, killed_once_written
@@ -148,7 +149,12 @@ def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monk
     arguments = ["--config=configs/quickstart.py", *GRID, *data]
     assert isoflop.main([*arguments, f"--workdir={tmp_path}", "--json"]) in (0, 1)  # 1: an optimum at the grid's edge
     assert (tmp_path / "report.html").exists()
-    held = json.loads(capsys.readouterr().out.splitlines()[-1])["held_out"]
+    output = capsys.readouterr()
+    summary = json.loads(output.out.splitlines()[-1])
+    held, read = summary["held_out"], summary["passes"]
+    assert read["held_out"] == held["D"] / read["train_tokens"] > 1
+    assert "WARNING: the held-out run reads its" in output.err
+    assert "Warning: the held-out run reads its" in (tmp_path / "report.html").read_text()
     study, _ = isoflop.parse_arguments(arguments)
     assert [name for name, told in ByLaw.before.items() if not told] == list(ladder_runs.fit_runs(study))
     assert "holdout" in ByLaw.before and len(ByLaw.before) == 9 + 1 + 4
@@ -252,3 +258,34 @@ def test_all_faults_stand_in_one_line_with_a_grid_that_works(tmp_path, capsys):
     assert isoflop.main(["--budgets=1e10", "--sizes=16,24.5"]) == 2
     line = capsys.readouterr().err
     assert "--budgets has 1 and --sizes has 2" in line and "24.5 is not" in line and "--workdir=DIR is needed" in line
+
+
+def test_a_dry_run_plans_the_study_and_leaves_no_file(tmp_path, capsys):
+    assert (
+        isoflop.main(
+            [
+                "--config=configs/quickstart.py",
+                *GRID,
+                "--rule=own",
+                "--dry-run",
+                f"--workdir={tmp_path / 'w'}",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "w").exists() and {run["role"] for run in plan["runs"]} == {"fit", "check"}
+    (note,) = [each for each in plan["notes"] if "held-out run" in each]
+    assert "is not counted" in note
+
+
+def test_a_held_out_run_that_repeats_its_data_is_said():
+    facts = passes.count_passes(1000, [200, 900], 8500)._asdict()
+    assert facts == {"train_tokens": 1000, "fitted": 0.9, "held_out": 8.5}
+    assert "reads its 1,000 training tokens 8.5 times, the fitted runs at most 0.9 times" in passes.describe_passes(
+        facts
+    )
+    assert not passes.describe_passes(passes.count_passes(1000, [200], 990)._asdict())
+    assert not passes.describe_passes(passes.count_passes(1000, [4000], 3500)._asdict())
+    assert not passes.describe_passes(None)

@@ -184,6 +184,19 @@ def test_a_fit_that_did_not_converge_is_told(study):
     assert "did NOT converge" in verdict.fit_table(fit)
 
 
+def test_a_parameter_that_the_data_do_not_bound_has_no_value_and_draws_stay_in_the_file(study):
+    from scalelab.report.studies import verdict
+
+    fit = study[1]["fit"]
+    loose = {"alpha": {"verdict": "not identified"}, "B": {"verdict": "identified"}}
+    draws = {"E": [1.25, 1.75], "alpha": [0.375]}
+    page = Elements(verdict.fit_table(fit | {"identifiability": loose, "bootstrap": {"resamples": 40, "draws": draws}}))
+    value = {name: page.said[page.said.index(name) + 1] for name in ("alpha", "B", "a", "b")}
+    assert value == {"alpha": "–", "B": f"{fit['params']['B']:.4g}", "a": "–", "b": "–"}
+    assert page.said.count("not identified, as alpha") == 2
+    assert "1.75" not in page.text and "resamples" in page.text
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("summary", one_in(3, [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}]))
 def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):

@@ -63,4 +63,5 @@ def check_all_covered(text: str, spans: list[Span]) -> None:
         letter = gaps[0][0]
         raise ValueError(
             f"the vocabulary lacks {letter!r} (U+{ord(letter):04X}) and has no unknown token: the library would drop it"
+            "; a BPE trained on bytes lacks none: pre_tokenizers.ByteLevel, and initial_alphabet=ByteLevel.alphabet()"
         )

@@ -42,7 +42,9 @@ def metrics_evidence(
     """
     rows = one_a_step(line for line in lines if line.get("train_loss") is not None)
     if not rows:
-        raise BadInput(f"{str(folder)!r} has no line with a step and a train_loss")
+        raise BadInput(
+            f"{folder.name!r} has no line with a step and a train_loss; --columns=train_loss=NAME names its column"
+        )
     steps = np.array([row["step"] for row in rows], int)
     lr = read_series(rows, "lr").finite()
     warmup = int(lr.steps[np.argmax(lr.values)]) if len(lr.steps) else round(WARMUP * steps[-1])

@@ -235,6 +235,10 @@ def _forecast_study(
     scatter = noise or study.noise or NOISE
     target = study.target_flops or AHEAD * float(used["C"].max())
     notes = [f"{(~fitted).sum()} runs of another role than fit are not fitted"] if not fitted.all() else []
+    if study.target_flops and "holdout" not in roles:
+        notes.append(
+            f"the held-out run of {study.target_flops:.3g} FLOPs is not counted above: the fit chooses its size"
+        )
     if book is not study.expects:
         notes.append(f"expected by law {book.name}: name the law of your own earlier runs (--law=fit.json) for better")
     try:

@@ -117,7 +117,7 @@ def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
         ax.set(xlabel=f"C (FLOPs), C = {fitted.k:.4g} N D", ylabel=label)
     axes[0].set(title="Best size for the budget")
     axes[1].set(title="Best number of tokens")
-    axes[0].legend(loc="upper left")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     rows = [{"kind": "best split", "C": at[i], "N": best[i], "N_low": low[i], "N_high": high[i], "D": tokens[0][i],
              "D_low": tokens[1][i], "D_high": tokens[2][i]} for i in range(len(at))]  # fmt: skip
     rows += [{"kind": "target", "C": d.C, "N": d.N.value, "N_low": d.N.low, "N_high": d.N.high, "D": d.D.value,

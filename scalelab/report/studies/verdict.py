@@ -4,6 +4,7 @@ import math
 
 from scalelab.report import gather, html
 from scalelab.report.tables import format_scientific, format_short
+from scalelab.sweep.scaling.passes import describe_passes
 
 PARAMETER_MEANINGS = {
     "E": "irreducible loss (nats/token)",
@@ -44,6 +45,8 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     shown = {"predicted loss (nats/token)": f"{point:.4f}", "90 % interval": f"{low:.4f} – {high:.4f}"}
     timing = _timing(held, first_metric)
     failed = [html.render_paragraph(f"FAILED: {text}.", "bad") for text in describe_failures(summary)]
+    if repeated := describe_passes(summary.get("passes")):
+        failed.append(html.render_paragraph(f"Warning: {repeated}.", "bad"))
     if measured is None or not math.isfinite(measured):
         lost = "The held-out run has no finite loss" if measured is not None else "The held-out run is not measured yet"
         return [
@@ -108,13 +111,19 @@ def fit_table(fit: dict) -> str:
         low, high = fit["intervals"][name]
         cells = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
         cells["verdict"] = fit["identifiability"].get(name, {}).get("verdict", "")
+        loose = [each for each in ("alpha", "beta") if name in fit["exponents"] and _is_loose(fit, each)]
+        cells["verdict"] += f"not identified, as {' and '.join(loose)}" if loose else ""
+        if loose or _is_loose(fit, name):
+            cells["value"] = "–"
         rows.append({"name": name, "meaning": PARAMETER_MEANINGS[name]} | cells)
     level = f"{100 * fit['interval_level']:.0f} %"
     columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high",
                "verdict": "by its profile likelihood", "meaning": "meaning"}  # fmt: skip
     counted = f"L(N, D) = E + A/N^α + B/D^β, fitted to {fit['n_runs']} runs; N is counted as: {fit['n_convention']}."
     convention = html.render_paragraph(counted)
-    evidence = html.render_facts({key: value for key, value in fit.items() if key not in KEYS_SHOWN_APART})
+    evidence = html.render_facts(
+        {key: value for key, value in _leave_out_draws(fit).items() if key not in KEYS_SHOWN_APART}
+    )
     proof = html.render_details("how it was found, and the certificate that it is the optimum", evidence)
     if not fit["certificate"]["converged"]:
         proof = html.render_paragraph("The fit did NOT converge: its numbers are not to be used.", "bad") + proof
@@ -126,6 +135,19 @@ def fit_table(fit: dict) -> str:
             f"runs not fitted: {len(left_out)}", html.render_table(left_out, {"name": "run", "reason": "reason"})
         )
     return convention + warnings + html.render_table(rows, columns) + excluded + proof
+
+
+def _is_loose(fit: dict, name: str) -> bool:
+    """Whether the data do not bound a parameter: then its fitted value is not shown, as in `scalelab fit`."""
+    return str(fit["identifiability"].get(name, {}).get("verdict", "")).startswith("not identified")
+
+
+def _leave_out_draws(fit: dict) -> dict:
+    """The fit without the parameters of each resample: hundreds of numbers, which stand in summary.json."""
+    bootstrap = fit.get("bootstrap")
+    if not isinstance(bootstrap, dict):
+        return fit
+    return fit | {"bootstrap": {key: value for key, value in bootstrap.items() if key != "draws"}}
 
 
 CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # {quantity varied by a study's checks: its name}

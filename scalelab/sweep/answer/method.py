@@ -5,6 +5,7 @@ from scipy import special
 from scalelab.numbers.gaps import LEVEL
 from scalelab.numbers.shared_noise import Noise
 from scalelab.sweep.answer.ranking import BEST, NOT_APART, SweepAnswer
+from scalelab.sweep.answer.settings import SweptSetting
 from scalelab.sweep.answer.texts import MOST_NAMED, is_number, mean_text, name_setting
 
 
@@ -26,10 +27,20 @@ def describe_design(answer: SweepAnswer) -> list[str]:
     for setting in best[:MOST_NAMED]:
         where, what = ({key: v for key, v in setting.values.items() if (key in answer.design) == (side == 0)}
                        for side in range(2))  # fmt: skip
-        lines.append(f"With {name_setting(where)}: best {name_setting(what)}, loss {mean_text(setting)}.")
+        lines.append(f"With {name_setting(where)}: best {name_setting(what)}, loss {mean_text(setting)}"
+                     f"{name_equals(answer, setting)}.")  # fmt: skip
     if len(best) > MOST_NAMED:
         lines.append(f"The best of {len(best) - MOST_NAMED} more are in the table.")
     return lines
+
+
+def name_equals(answer: SweepAnswer, setting: SweptSetting) -> str:
+    """Name the settings with the same losses as this one by the values in which they differ, for a sentence's end."""
+    texts = [
+        name_setting({key: value for key, value in other.values.items() if value != setting.values[key]})
+        for other in answer.equals(setting)
+    ]
+    return f" (the same losses with {' and with '.join(texts[:MOST_NAMED])})" if texts else ""
 
 
 def describe_method(answer: SweepAnswer) -> list[str]:

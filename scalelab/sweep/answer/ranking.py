@@ -84,6 +84,13 @@ class SweepAnswer:
         """The setting with the least mean, if any can be ranked; None in a design, where each family has its own."""
         return None if self.design else next(iter(self.with_verdict(BEST)), None)
 
+    def equals(self, setting: SweptSetting) -> list[SweptSetting]:
+        """Other settings of the same size and budget with the same losses: keys that differ change nothing there."""
+        family = [setting.values.get(key) for key in self.design]
+        others = [each.setting for each in self.settings if each.setting is not setting and each.rank is not None]
+        alike = [each for each in others if [each.values.get(key) for key in self.design] == family]
+        return [each for each in alike if each.by_seed == setting.by_seed]
+
     def with_verdict(self, *verdicts: str) -> list[SweptSetting]:
         """The settings with one of these verdicts, best rank first."""
         ranked = [each for each in self.settings if each.verdict in verdicts]

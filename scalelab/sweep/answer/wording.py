@@ -9,7 +9,7 @@ from scalelab.index.grids import describe_left_out
 from scalelab.numbers.gaps import LEVEL
 from scalelab.numbers.shared_noise import Noise
 from scalelab.sweep.answer.best_lr import INTERVAL_LEVEL
-from scalelab.sweep.answer.method import describe_design, describe_method
+from scalelab.sweep.answer.method import describe_design, describe_method, name_equals
 from scalelab.sweep.answer.ranking import (
     BEST,
     DESIGN,
@@ -163,7 +163,7 @@ def _best_lines(answer: SweepAnswer) -> list[str]:
     missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
     if not answer.keys:
         return [f"Nothing but seeds was swept: validation loss {loss}{missing}."]
-    return [f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}."]
+    return [f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}{name_equals(answer, best)}."]
 
 
 def _seed_words(seeds: Sequence[Any]) -> str:

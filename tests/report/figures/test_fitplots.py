@@ -29,6 +29,11 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+def test_no_legend_hides_a_fitted_row_of_the_decision(fitted):
+    fig, _ = fitplots.plot_decision.__wrapped__(fitted, {})
+    assert fig.legends and not [ax for ax in fig.axes if ax.get_legend()]
+
+
 def of_kind(path, kind, *names):
     return np.array([[float(row[name]) for name in names] for row in rows_of(path) if row["kind"] == kind]).T
 

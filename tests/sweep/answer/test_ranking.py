@@ -197,6 +197,21 @@ def test_in_a_design_settings_are_ranked_at_each_size():
     assert "With train.steps = 100: best optim.peak_lr = 0.003, loss 3.9" in text and answer.best is None
 
 
+def test_a_setting_with_the_losses_of_the_best_is_named_beside_it():
+    """At muP's base width both parametrizations are one: neither is the best."""
+    name = "parametrization.name"
+    table = [
+        {"model.d_model": width, name: value, SEED_KEY: 0, "status": "done", "N": width**2, "D": 1000, "C": width**3,
+            "val_loss": 4 - width / 100 - (0.1 * (value == "mup") if width > 32 else 0)}
+        for width in (32, 64) for value in ("standard", "mup")
+    ]  # fmt: skip
+    text = " ".join(wording.describe_answer(answer_sweep(table, ["model.d_model", name])))
+    assert f"{name} = mup, loss 3.6800 (the same losses with {name} = standard)." in text
+    assert f"{name} = mup, loss 3.2600." in text
+    alone = answer_sweep([row for row in table if row["model.d_model"] == 32], [name])
+    assert "the same losses with" in wording.describe_answer(alone)[0]
+
+
 def test_rungs_that_change_width_depth_and_steps_together_have_no_best():
     """No two rungs of an ablation differ in one key alone; the variant, which changes no size, is ranked at each."""
     table = [
