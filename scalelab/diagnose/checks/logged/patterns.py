@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
@@ -40,7 +41,7 @@ def name_pattern(
     peak = max(float(np.max(planned, initial=0.0)), float(np.max(np.abs(values))), 1e-30)
     tests: list[Iterator[Pattern]] = [_factors(evidence, values, planned)]
     if (evidence.folder / "config.json").exists():
-        curve, warmup = functools.partial(_curve, evidence), int(evidence.values["schedule.warmup_steps"] or 0)
+        curve, warmup = functools.partial(_curve, evidence.config), int(evidence.values["schedule.warmup_steps"] or 0)
         fits = functools.partial(_fits, values, SAME_LR * peak)
         tests += [_offsets(curve, fits, steps, restarts, warmup), _units(evidence, curve, fits, steps)]
         tests.append(_constant(values))
@@ -51,8 +52,8 @@ def name_pattern(
     return next((pattern for test in tests for pattern in test), None)
 
 
-def _curve(evidence: Evidence, steps: np.ndarray, changes: dict[str, Any]) -> np.ndarray:
-    config = evidence.config.copy_and_resolve_references()
+def _curve(config: ConfigDict, steps: np.ndarray, changes: dict[str, Any]) -> np.ndarray:
+    config = config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
         for key, value in changes.items():
             group, name = key.split(".")
