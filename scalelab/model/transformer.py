@@ -7,18 +7,20 @@ Shapes: B batch, S sequence, D d_model, V vocab.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.extend.core import jaxpr_as_fun
 
 from scalelab.config import ModelShape
 from scalelab.model import layers
 from scalelab.model.attention.documents import PackedDocuments, SplitTokens
 from scalelab.model.attention.order import deal
 from scalelab.model.block import Block
-from scalelab.model.declare import Declaration, collect_variables, unbox
+from scalelab.model.declare import Declaration, Variable, collect_variables, unbox
 from scalelab.model.layers import BareParameter, Norm
 from scalelab.model.pieces import (
     End,
@@ -47,6 +49,7 @@ from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
 
+Path = tuple[str, ...]
 KEPT, CALL = "intermediates", "__call__"  # flax's collection of what modules return, and the name of a return
 
 
@@ -119,7 +122,18 @@ def _init(shape: ModelShape, key: jax.Array) -> Any:
 
 def init_params(shape: ModelShape, key: jax.Array) -> Params:
     """Fresh fp32 parameters: a nested dict of arrays, block parameters stacked along a leading `layers` axis."""
-    return unbox(_init(shape, key)["params"])[0]
+    traced, _ = _trace_init(shape.plain, key.dtype, jax.config.read("jax_enable_x64"))
+    with without_mesh():
+        leaves = jaxpr_as_fun(traced.jaxpr)(key)
+    return unbox(jax.tree.unflatten(jax.tree.structure(traced.out_info), leaves)["params"])[0]
+
+
+@functools.lru_cache(32)  # each holds a program
+def _trace_init(shape: ModelShape, key_dtype: Any, x64: bool) -> tuple[jax.stages.Traced, Mapping[Path, Variable]]:
+    """(`_init` as a function of a key of this type, variables by path), traced once for all programs that draw it."""
+    with collect_variables() as collected:
+        traced = jax.jit(functools.partial(_init, shape)).trace(jax.ShapeDtypeStruct((), key_dtype))
+    return traced, collected
 
 
 def parameter_declarations(shape: ModelShape) -> Params:
@@ -162,8 +176,8 @@ def variable_shapes(shape: ModelShape) -> Params:
 def _declared(shape: ModelShape) -> tuple[dict[str, Any], Params]:
     """(flax's collections as shapes, among them declared `params`; declarations of variables)."""
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
-    with collect_variables() as collected:
-        collections: dict[str, Any] = jax.eval_shape(functools.partial(_init, shape), key)
+    traced, collected = _trace_init(shape, key.dtype, jax.config.read("jax_enable_x64"))
+    collections: dict[str, Any] = traced.out_info
     variables: Params = {}
     depths = {stack.name: stack.depth for stack in stacks(shape)}
     for path, variable in collected.items():

@@ -18,6 +18,7 @@ SMALL = {
     "model.vocab_size": 32, "train.steps": 100,
 }  # fmt: skip
 SEPARATOR = 0
+init_state = jax.jit(state_lib.init_state, static_argnums=0)
 
 
 def make_subject(step=0, padded=False, noise=0.3, **changes):
@@ -31,7 +32,7 @@ def make_subject(step=0, padded=False, noise=0.3, **changes):
     def noisy(w):
         return (w + jnp.asarray(noise * rng.standard_normal(w.shape) * (np.std(w) + 0.1), w.dtype)).astype(w.dtype)
 
-    state = state_lib.init_state(static, h)
+    state = init_state(static, h)
     state = state._replace(params=jax.tree.map(noisy, state.params), step=jnp.int32(step))
     tokens = rng.integers(0, static.model.vocab_size, (static.global_batch, static.model.seq_len + 1))
     tokens[rng.random(tokens.shape) < 0.1] = SEPARATOR

@@ -1,6 +1,7 @@
 """The trained program beside a model written out: ordinary configs agree, forks of the code are named."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -214,6 +215,12 @@ def without_a_token():
     return forks.replaced(documents, "prediction_targets", left_out)
 
 
+@functools.cache
+def subject_of(changes):
+    """The subject of these changes: its weights and batch are the same in every fork, its programs are not."""
+    return make_subject(**dict(changes))
+
+
 FORKS = {
     "RoPE in bf16": (rope_in_bf16, {}, "code_rope_precision", "compute RoPE in fp32"),
     "1/d": (scale_of_one_over_d, {}, "code_scale", "scale attention's products by 0.5"),
@@ -232,8 +239,9 @@ FORKS = {
 @pytest.mark.parametrize("name", FORKS)
 def test_a_fork_is_named_with_its_place(name):
     fork, changes, cause, mend = FORKS[name]
-    with fork():
-        comparison, findings = judge(make_subject(**changes))
+    subject = subject_of(tuple(changes.items()))
+    with fork():  # nothing that was traced or compiled before is used in it
+        comparison, findings = judge(subject)
     (verdict,) = [finding for finding in findings if isinstance(finding, Verdict)]
     assert verdict.cause == cause and verdict.kind == "test" and verdict.knob.startswith(mend), (
         verdict,

@@ -69,10 +69,14 @@ def test_the_study_measures_its_own_policies_and_says_what_made_all_of_them(tmp_
         monkeypatch.setitem(precision.PRECISION_SETTINGS, name, setting)
     monkeypatch.setattr(precision, "RESULTS", tmp_path / "results")
     (tmp_path / "results").mkdir()
-    for options in (["--only=usual"], []):
+    for options, settings in ((["--only=batch"], ["batch"]), ([], ["small", "batch", "usual"])):
         assert precision.main([f"--workdir={tmp_path}", "--quick", *options]) == 0
         result = json.loads((tmp_path / "precision.json").read_text())
-        assert [row["policy"] for row in result["usual"]["table"]] == ["fp32", "bf16"]
-        assert (fingerprint.KEY in result) == ("small" in result) == (not options)
+        assert [name for name in precision.PRECISION_SETTINGS if name in result] == settings
+        for name in settings:
+            tried = precision.PRECISION_SETTINGS[name].policies
+            assert [run["policy"] for run in result[name]["runs"]] == [policy for policy in tried for _ in range(2)]
+        assert (fingerprint.KEY in result) == (not options)
+    assert [row["policy"] for row in result["usual"]["table"]] == ["fp32", "bf16"]
     assert result["cpu_s"] > 0 and not any((tmp_path / "results").iterdir())
     assert not fingerprint.stale_reasons(result[fingerprint.KEY])

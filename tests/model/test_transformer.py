@@ -244,3 +244,24 @@ def test_a_shorter_sequence_than_declared_is_a_prefix():
     of = shape("gpt2")
     params, batch = random_params(of), tokens(of)[:, :-1]
     np.testing.assert_allclose(logits(of, params, batch[:, :5]), logits(of, params, batch)[:, :5], atol=1e-4)
+
+
+def test_one_trace_of_the_model_declares_it_and_draws_it_in_every_program():
+    """What is drawn are flax's own bits, under float64 and by another kind of key too."""
+    of = shape("chinchilla", **SMALL, n_layers=3)
+    transformer._trace_init.cache_clear()
+    transformer._declarations.cache_clear()
+    transformer._declared.cache_clear()
+    assert transformer.parameter_declarations(of) and transformer.variable_declarations(of) == {}
+    key = jax.random.key(1)
+    drawn = [jax.jit(lambda key, i=i: (transformer.init_params(of, key), i))(key)[0] for i in range(2)]
+    assert transformer._trace_init.cache_info().misses == 1
+    with jax.enable_x64(True):
+        drawn.append(jax.jit(transformer.init_params, static_argnums=0)(of, key))
+    rbg = jax.random.key(1, impl="rbg")
+    drawn.append(jax.jit(transformer.init_params, static_argnums=0)(of, rbg))
+    for params, seed in zip(drawn, [key, key, key, rbg], strict=True):
+        own = transformer.unbox(jax.jit(transformer._init, static_argnums=0)(of, seed)["params"])[0]
+        assert jax.tree.structure(own) == jax.tree.structure(params)
+        for ours, flaxs in zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True):
+            assert ours.dtype == flaxs.dtype and np.array_equal(ours, flaxs)

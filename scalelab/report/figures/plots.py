@@ -137,9 +137,11 @@ def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict]
             continue
         marker, colour, label = EVENT_MARKS[event["kind"]]
         known = [row for row in lines if math.isfinite(row[y])] or lines
-        along = np.log([max(row[x], 1) for row in known])  # interpolated as drawn: straight lines on a logarithmic axis
-        at = float(np.log(np.interp(event["step"], [row["step"] for row in known], np.exp(along))))
-        level = float(np.clip(np.nan_to_num(np.interp(at, along, [row[y] for row in known])), low, high))
+        # Interpolated as drawn: straight lines on a logarithmic axis.
+        along = np.array([math.log(max(row[x], 1)) for row in known])
+        steps, values = np.array([row["step"] for row in known], float), np.array([row[y] for row in known], float)
+        at = math.log(float(np.interp(float(event["step"]), steps, np.exp(along))))
+        level = min(max(float(np.nan_to_num(float(np.interp(at, along, values)))), low), high)
         edge: dict[str, Any] = {} if marker == "x" else {"mec": "white", "mew": 0.7}
         look: dict[str, Any] = {"marker": marker, "color": colour, "ls": "", "ms": 7} | edge
         ax.plot([math.exp(at)], [level], zorder=5, clip_on=False, **look)

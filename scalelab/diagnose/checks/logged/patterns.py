@@ -5,10 +5,11 @@ Each pattern is a closed form with at most one unknown, which is solved on one l
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from scalelab.diagnose.checks.logged import formulas
 from scalelab.diagnose.evidence import Evidence
@@ -41,7 +42,8 @@ def name_pattern(
     peak = max(float(np.max(planned, initial=0.0)), float(np.max(np.abs(values))), 1e-30)
     tests: list[Iterator[Pattern]] = [_factors(evidence, values, planned)]
     if (evidence.folder / "config.json").exists():
-        curve, warmup = functools.partial(_curve, evidence), int(evidence.values["schedule.warmup_steps"] or 0)
+        warmup = int(evidence.values["schedule.warmup_steps"] or 0)
+        curve = functools.partial(_curve, evidence.values, evidence.config)
         fits = functools.partial(_fits, values, SAME_LR * peak)
         tests += [_offsets(curve, fits, steps, restarts, warmup), _units(evidence, curve, fits, steps)]
         tests.append(_constant(values))
@@ -52,11 +54,11 @@ def name_pattern(
     return next((pattern for test in tests for pattern in test), None)
 
 
-def _curve(evidence: Evidence, steps: np.ndarray, changes: dict[str, Any]) -> np.ndarray:
-    by_formula = formulas.compute_rates(dict(evidence.values) | changes, np.maximum(steps, 0))
+def _curve(values: Mapping[str, Any], config: ConfigDict, steps: np.ndarray, changes: Mapping[str, Any]) -> np.ndarray:
+    by_formula = formulas.compute_rates({**values, **changes}, np.maximum(steps, 0))
     if by_formula is not None:
         return by_formula
-    config = evidence.config.copy_and_resolve_references()
+    config = config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
         for key, value in changes.items():
             group, name = key.split(".")

@@ -55,7 +55,8 @@ def _ceiling(evidence: Evidence, loss: Series) -> tuple[float | None, str]:
 
 def _too_high(evidence: Evidence, loss: Series, lr: Series, above: np.ndarray, words: str) -> Verdict:
     """Make the verdict on lines `above` the ceiling: a signature where the LR's course explains them."""
-    first, last = (int(loss.steps[np.flatnonzero(above)[place]]) for place in (0, -1))
+    places = np.flatnonzero(above).tolist()
+    first, last = int(loss.steps[places[0]]), int(loss.steps[places[-1]])
     text = f"the loss reaches {np.nanmax(loss.values[above]):.4g} nats, where {words}, at {above.sum()} of "
     text += f"{len(loss.steps)} lines, first at step {first}"
     better, signs = None, list[str]()
