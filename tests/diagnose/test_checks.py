@@ -399,6 +399,16 @@ def test_log_z_of_sure_predictions_is_no_drift():
     assert "logit_drift" not in causes(with_layers(drifts, **{"token_loss/p50": 0.002}))
 
 
+@pytest.mark.parametrize(("share", "named"), [(10.0, False), (1000.0, True)])
+def test_a_decay_whose_schedule_ends_far_above_it_is_named_with_its_key(share, named):
+    """A per cent taken for a share: the decay ends at 100, under which the weights' norm falls."""
+    run = healthy(schedule__wd_shape="cosine", schedule__wd_final_share=share, optim__weight_decay=0.1)
+    run = doctor(run, "param_norm", lambda s, p: 28 - (s / STEPS) ** 2 * 12 * named)
+    found = {verdict.cause: verdict for verdict in diagnose(run).verdicts}
+    assert ("decay_wrong" in found) == named
+    assert not named or found["decay_wrong"].knob == "schedule.wd_final_share=1"
+
+
 def test_a_decay_too_weak_to_act_is_a_note_as_none_is():
     grows = doctor(healthy(optim__weight_decay=1e-4), "param_norm", lambda s, p: 28 + s / 40)
     notes = [gap.missing for gap in diagnose(grows).gaps if gap.cause == "decay_wrong"]

@@ -6,6 +6,7 @@ import numpy as np
 
 from scalelab.config.optimizer_defaults import FAR_FACTOR, OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence, Series
+from scalelab.diagnose.probes.leaves.reference import scheduled_decay
 from scalelab.diagnose.statistics import TINY
 from scalelab.diagnose.verdict import Findings, Gap, asks, make_verdict
 from scalelab.optim.registry import find_optimizer
@@ -178,8 +179,31 @@ def check_decay(evidence: Evidence) -> Findings | None:
     params = evidence.series("param_norm").finite()
     if len(lr.steps) < 10 or len(params.steps) < 10:
         return [Gap("decay_wrong", "fewer than ten lines", "log.every_steps=1")]
-    return [*_strong(evidence, lr, params), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
-            *_vectors(evidence)]  # fmt: skip
+    strong = _grown(evidence, lr, params) or _strong(evidence, lr, params)
+    return [*strong, *_coupled(evidence, decay, params), *_none(evidence, decay, params), *_vectors(evidence)]
+
+
+def _grown(evidence: Evidence, lr: Series, params: Series) -> Findings:
+    """Judge a decay that its schedule raises until it leaves the weights no memory, or far above the optimizer's own."""
+    v, optimizer = evidence.values, evidence.values["optim.name"]
+    share = float(v["schedule.wd_final_share"])
+    if v["schedule.wd_shape"] != "cosine" or share <= 1:
+        return []
+    decays = np.array([scheduled_decay(v, int(step) - 1, rate) for step, rate in zip(lr.steps, lr.values, strict=True)])
+    turnovers, most = float(np.mean(decays * lr.values)) * evidence.steps, float(decays.max())
+    usual = float(OPTIM_DEFAULTS.get(optimizer, {}).get("weight_decay", (0.0, ""))[0])
+    fall = float(params.values[-1] / max(params.values.max(), TINY))
+    far = usual and most >= FAR_FACTOR * usual and fall < SHRUNK
+    if turnovers * DECAY_TIME <= 1 and not far:
+        return []
+    text = (
+        f"schedule.wd_final_share={share:g} raises the weight decay from {float(v['optim.weight_decay'] or 0.0):g} to "
+    )
+    text += f"{most:.3g}: it replaces the weights {turnovers:.3g} times in the run (mean of LR x decay, x steps), and "
+    text += f"their norm fell to {fall:.2g} of its largest"
+    over = max(2 * turnovers * DECAY_TIME, SHRUNK / fall if far else 0.0)
+    knob, confirm = "schedule.wd_final_share=1", "scalelab schedule --config=… draws the decay"
+    return [make_verdict("decay_wrong", "signature", over, text, knob, confirm)]
 
 
 def _strong(evidence: Evidence, lr: Series, params: Series) -> Findings:
