@@ -184,7 +184,7 @@ def check_decay(evidence: Evidence) -> Findings | None:
 
 
 def _grown(evidence: Evidence, lr: Series, params: Series) -> Findings:
-    """Judge a decay that its schedule raises until it leaves the weights no memory, or far above the optimizer's own."""
+    """Judge a decay that its schedule raises until the weights have no memory, or far above the optimizer's own."""
     v, optimizer = evidence.values, evidence.values["optim.name"]
     share = float(v["schedule.wd_final_share"])
     if v["schedule.wd_shape"] != "cosine" or share <= 1:
