@@ -161,7 +161,7 @@ def make_page(result: Mapping[str, Any]) -> str:
         *markdown_table(("m - 1", *ladders), [*power, planned]),
         "",
         "One seed gives no interval and no verdict but undecided. `planned`: the effect that `scalelab ablate --plan` "
-        "names for this ladder.",
+        "names for this ladder today; the shares are of the date above.",
         "",
     ]
     return "\n".join(lines)

@@ -2,9 +2,10 @@
 
 Compare each number that a page states with the source that claims.toml names for it; prints the rows by kind, and what
 is wrong; exit code 1 if anything is. A number of a page that no row covers is wrong too (tests/claims/prose.py says
-which numbers count). `--write` puts the sources' numbers into the pages, and marks results in docs/results.md that are
-stale; `--draft PAGE` prints rows for the numbers that have none; `--run` runs the commands of rows with `printed`, with
-WORD those that contain it.
+which numbers count), and so is a page of a result that is not what its numbers give (tests/claims/written.py).
+`--write` puts the sources' numbers into the pages, and marks results in docs/results.md that are stale; `--draft PAGE`
+prints rows for the numbers that have none; `--run` runs the commands of rows with `printed`, with WORD those that
+contain it.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from scalelab.experiments.fingerprint import KEY, make_fingerprint
 from tests.claims import marks
 from tests.claims.prose import measured_numbers
 from tests.claims.rows import PRINTED, ROOT, TABLE, Wrong, compare, find_text, kind_of, read_table, rewrite
+from tests.claims.written import wrong_pages
 
 ASIDE = {"docs/gallery.md"}  # written from results by docs/gallery.py, and held to them by tests/test_docs.py
 
@@ -118,6 +120,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--draft", metavar="PAGE")
     parser.add_argument("--run", nargs="?", const="", metavar="WORD")
+    parser.add_argument("--pages-apart", action="store_true")  # for pytest, which asks them in parts
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     options = parser.parse_args(argv)
     (rows, missing), pages = read_table(options.table), read_pages()
@@ -137,6 +140,7 @@ def main(argv: Sequence[str]) -> int:
     faults = [*report.faults, *(f"{marks.PAGE}: its result is of {date}: {row}" for row, date in dates)]
     if marks.mark_stale(pages[marks.PAGE]) != pages[marks.PAGE]:
         faults.append(f"{marks.PAGE}: marks of stale results are out of date: --write")
+    faults += [] if options.pages_apart else wrong_pages()
     counts = ", ".join(f"{n} {kind}" for kind, n in report.kinds.most_common())
     print("\n".join([*faults, f"{len(rows)} rows: {counts}"]))
     return 1 if faults else 0

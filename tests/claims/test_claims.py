@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
 from scalelab.experiments import fingerprint
 from tests.claims import __main__ as claims
-from tests.claims import marks
+from tests.claims import marks, written
 from tests.claims.prose import measured_numbers
 from tests.claims.rows import ROOT, Wrong, agree, find_text, kind_of, read_table, rewrite, source_values, write_like
 from tests.quick import one_in
@@ -23,7 +24,7 @@ def check(readme, rows=(KILLS,)):
 
 
 def test_pages_results_and_table_agree(capsys):
-    assert claims.main([]) == 0, capsys.readouterr().out
+    assert claims.main(["--pages-apart"]) == 0, capsys.readouterr().out
     assert re.search(r"^\d+ rows: .*\d+ result", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -52,6 +53,25 @@ def test_each_stale_number_of_before_is_red_and_is_written_back(page, now, then)
     report = claims.check_claims(ROWS, PAGES | {page: PAGES[page].replace(now, then)}, MISSING)
     assert len([fault for fault in report.faults if "in its source" in fault and fault.startswith(page)]) == 1
     assert report.pages[page] == PAGES[page]
+
+
+@pytest.mark.parametrize("part", one_in(10, range(10)))
+def test_pages_of_results_are_what_their_numbers_give(part):
+    assert not [*written.wrong_pages(every=slice(part, None, 10))]
+
+
+def test_a_page_of_a_result_that_its_numbers_do_not_give_is_red(tmp_path, monkeypatch):
+    """The fp8 rows of precision.md once stood there from other numbers."""
+    place = tmp_path / "experiments" / "results"
+    place.mkdir(parents=True)
+    for name in ("precision.json", "precision.md", "made_by.json"):
+        shutil.copy(ROOT / "experiments" / "results" / name, place)
+    monkeypatch.setattr(written, "FOLDERS", (place,))
+    assert [page.name for page, _ in written.list_written()] == ["precision.md"] and not [*written.wrong_pages(place)]
+    page = place / "precision.md"
+    page.write_text(page.read_text().replace("| fp8 | 2.3893 |", "| fp8 | 2.3793 |", 1))
+    (line,) = written.wrong_pages(place)
+    assert line.startswith("precision.md: not what its numbers give: | fp8 | 2.3793 |")
 
 
 def test_a_number_without_a_row_is_red():
