@@ -58,6 +58,7 @@ def test_an_optimizer_that_leaves_decay_to_its_key_has_no_verdict(name):
     assert name == "noisy" or probes["own_decay"] == pytest.approx(0.1, rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_decay_on_top_of_the_declared_one_is_measured():
     probes, (verdict,) = judged("decays_too")
     assert probes["own_decay"] == pytest.approx(0.4, rel=1e-5) and probes["own_decay_rest"] < 1e-3
