@@ -67,7 +67,23 @@ def a_step_late():
     return optax.GradientTransformation(adam.init, update)
 
 
+def of_magnitudes():
+    """Adam's direction with the mean of magnitudes where that of squares belongs."""
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return {"m": zeros, "v": zeros}
+
+    def update(grads, state, params=None):
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["m"], grads)
+        v = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * jnp.abs(g), state["v"], grads)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + 1e-8), m, v), {"m": m, "v": v}
+
+    return optax.GradientTransformation(init, update)
+
+
 CHAINS = {
+    "of_magnitudes": of_magnitudes,
     "a_step_late": a_step_late,
     "adam": lambda: optax.scale_by_adam(0.9, 0.95, eps=1e-6),
     "amsgrad": lambda: optax.scale_by_amsgrad(0.9, 0.95, eps=1e-6),
@@ -102,6 +118,7 @@ FAULTS = {
     "half_kept": ("moments_wrong", "keeps 0.5 of what stood there, not 0.9"),
     "betas_exchanged": ("moments_wrong", "that is the other beta"),
     "eps_under_the_root": ("eps_dominates", "acts like one of 0.0009"),
+    "of_magnitudes": ("moments_wrong", "averages magnitudes of gradients by beta2"),
     "a_step_late": ("update_wrong", "changes nothing in the update of its own step"),
     "every_fourth": ("update_wrong", "nothing at 75% of the steps"),
     "slow_table": ("leaf_out_of_scale", "moves embed.w by 0.001 of the LR"),

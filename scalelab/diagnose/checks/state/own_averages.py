@@ -15,6 +15,7 @@ WHOLE = 0.02  # relative difference of a share from 1 (a sum), or from 1 - decay
 USUAL = 10.0  # times the LR that updates of m / sqrt(v) may be larger, or smaller, on purpose (norms, RMS matching)
 UNEVEN = 100.0  # times the median parameter's update; Muon's on a matrix of 1024 x 1024 is 1/32 of AdamW's
 IDLE = 0.2  # share of steps without an update
+NEAR_HALF = 0.05  # of a power of one half
 SHRUNK = 0.5  # share of the update that is left at 100 times eps, where 0.99 should be
 WORDS = {1: "gradients", 2: "squares of gradients"}
 BETAS = ((1, "optim.beta1"), (2, "optim.beta2"))  # power of the gradient, and what its average is declared by
@@ -165,7 +166,21 @@ def _answers(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdic
         )
         text += "gradient; those of m / sqrt(v) are 1"
         return _verdict("update_wrong", max(size, 1 / size) / USUAL, text, f"a factor on the update, in {function}")
-    return _early_eps(evidence, name) if is_adam and abs(grows) < 0.1 else []
+    if is_adam:
+        return _early_eps(evidence, name) if abs(grows) < 0.1 else []
+    return _of_magnitudes(evidence, name, kept) if abs(grows - 0.5) < NEAR_HALF else []
+
+
+def _of_magnitudes(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:
+    """Judge an average by beta2 that grows as gradients do, and whose root divides an average by beta1: of magnitudes."""
+    betas = [float(evidence.values[key] or 0.0) for _, key in BETAS]
+    by_beta = [[k for k in kept if k.power == 1 and k.is_average and abs(k.decay - beta) < CLOSE] for beta in betas]
+    if not all(by_beta) or abs(betas[0] - betas[1]) < CLOSE:
+        return []
+    text = f"{by_beta[1][0].name} of {name} averages magnitudes of gradients by beta2, not their squares, and updates "
+    text += "grow with the root of the gradient: m / sqrt(v) with such a v is not free of its size"
+    knob = f"feed {by_beta[1][0].name} with squares of gradients in {name.partition(':')[2]}"
+    return _verdict("moments_wrong", 1 / WHOLE, text, knob)
 
 
 def _early_eps(evidence: Evidence, name: str) -> list[Verdict]:
