@@ -172,7 +172,7 @@ def _answers(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdic
 
 
 def _of_magnitudes(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[Verdict]:
-    """Judge an average by beta2 that grows as gradients do, and whose root divides an average by beta1: of magnitudes."""
+    """Judge an average by beta2 that grows as gradients do, beside one by beta1: under a root, of magnitudes."""
     betas = [float(evidence.values[key] or 0.0) for _, key in BETAS]
     by_beta = [[k for k in kept if k.power == 1 and k.is_average and abs(k.decay - beta) < CLOSE] for beta in betas]
     if not all(by_beta) or abs(betas[0] - betas[1]) < CLOSE:
