@@ -125,7 +125,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
 def _state(row: dict) -> str:
     """Describe the state of the run in one sentence."""
     if row["status"] == "done":
-        return html.render_paragraph("This run is done.", "good")
+        return html.render_paragraph("This run is done.", "good") + _alarms(row["folder"])
     if row["status"] == "diverged":
         return html.render_paragraph("This run diverged: its last loss is not a result.", "bad")
     if row["status"] == records.STOPPED_EARLY_STATUS:
@@ -135,6 +135,16 @@ def _state(row: dict) -> str:
         )
     status = f"This run is not finished (status: {LiveTrial(row).status_text}): numbers below are of the moment."
     return html.render_paragraph(status, "bad")
+
+
+def _alarms(folder: str) -> str:
+    """Say how often the guard gave an alarm, so that a run that ended is not taken for a healthy one."""
+    steps = [event["step"] for event in records.read_events(folder) if event["kind"] == "guard"]
+    if not steps:
+        return ""
+    one = len(steps) == 1
+    text = f"The guard gave {len(steps)} alarm{'s' * (not one)}, {'at' if one else 'the first at'} step {steps[0]}; "
+    return html.render_paragraph(f"{text}their cause: `scalelab diagnose {quote_path(folder)}`.", "bad")
 
 
 def _over_steps(page: ReportPage, name: str, panels: dict[str, str], caption: str) -> str:

@@ -300,6 +300,19 @@ def test_a_run_in_any_state_has_a_page(tmp_path, status, message):
     assert "params.kaplan" in text and "optim.peak_lr" in text
 
 
+def test_a_run_that_is_done_after_alarms_says_so_at_its_head(tmp_path):
+    synthetic.write_run(tmp_path, status="done", lines=20)
+    events = tmp_path / "events.jsonl"
+    events.write_text("".join(line + "\n" for line in events.read_text().splitlines() if '"guard"' not in line))
+    write_report(tmp_path)
+    assert "The guard gave" not in (tmp_path / "report.html").read_text()
+    for step in (3, 15):
+        records.write_event(tmp_path, "guard", step, "update norm / weight norm 0.2 above 0.1")
+    write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert "The guard gave 2 alarms, the first at step 3; their cause: `scalelab diagnose" in text
+
+
 def test_a_run_that_has_only_started_has_a_page(tmp_path):
     synthetic.write_run(tmp_path)
     for name in ("record.json", "metrics.jsonl", "events.jsonl"):
@@ -445,5 +458,5 @@ def belief(a=0.45, interval=(0.4, 0.5), verdict="identified", converged=True):
 def test_which_exponent_to_believe_is_said():
     assert "the fitted law's, N_opt ∝ C^0.460 (90 % interval 0.400 to 0.500)" in belief() and "agree" in belief()
     assert "2 minima without an interval. The two disagree: 0.600 is outside" in belief(a=0.6)
-    assert "neither alone. alpha of the law are not identified" in belief(verdict="one-sided")
+    assert "neither alone. alpha of the law is not identified" in belief(verdict="one-sided")
     assert "neither alone. the law's fit did not converge" in belief(converged=False)

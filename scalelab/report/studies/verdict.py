@@ -238,7 +238,8 @@ def exponent_to_believe(isoflop: dict, fit: dict) -> str:
         if fit["identifiability"].get(name, {}).get("verdict", "identified") != "identified"
     ]
     if unsure or not fit["certificate"]["converged"]:
-        why = f"{' and '.join(unsure)} of the law are not identified" if unsure else "the law's fit did not converge"
+        verb = "is" if len(unsure) == 1 else "are"
+        why = f"{' and '.join(unsure)} of the law {verb} not identified" if unsure else "the law's fit did not converge"
         return f"Which to believe: neither alone. {why}, and a line through {inside} minima has no interval."
     law = (
         f"Which to believe: the fitted law's, N_opt ∝ C^{a:.3f} ({100 * fit['interval_level']:.0f} % interval "
