@@ -31,6 +31,7 @@ from scalelab.config.static import (
     Static,
     static,
     unset_numbers,
+    with_fields,
 )
 from scalelab.config.traced import (
     LAYERS_NUMBERS,
@@ -79,4 +80,5 @@ __all__ = [
     "traced_keys",
     "traced_names",
     "unset_numbers",
+    "with_fields",
 ]  # fmt: skip

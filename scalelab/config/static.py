@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalelab import user_code
 from scalelab.config import mixture_text
@@ -11,7 +11,24 @@ from scalelab.config.keys import traced_keys
 from scalelab.config.steps import batch_ramp, stretches
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from ml_collections import ConfigDict
+
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def with_fields(record: Record, **values: Any) -> Record:
+    """`dataclasses.replace` of a plain frozen record, in 2 us in place of 60: a plan makes a hundred thousand of them.
+
+    Nothing but fields goes along: cached properties are computed anew. TypeError for a name that is no field.
+    """
+    old, names = record.__dict__, record.__dataclass_fields__
+    if not values.keys() <= names.keys():
+        raise TypeError(f"{type(record).__name__} has no {', '.join(sorted(values.keys() - names.keys()))}")
+    made = object.__new__(type(record))
+    made.__dict__.update({name: old[name] for name in names}, **values)
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +103,7 @@ class ModelShape:
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
-        return dataclasses.replace(
+        return with_fields(
             self, remat="none", attention="plain", expert_products="auto", sequence_parallel=False, sums="compute",
             parts=0, expert_buffer=0.0,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from scalelab.config import Layout, Static
+from scalelab.config import Layout, Static, with_fields
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
@@ -126,7 +126,7 @@ def _time_options(
     """
 
     def count(options: Iterable[Static]) -> dict[Static, float]:
-        return {o: _full_step_s(dataclasses.replace(o, batch_ramp=()), machine, efficiency) for o in options}
+        return {o: _full_step_s(with_fields(o, batch_ramp=()), machine, efficiency) for o in options}
 
     seconds = count(dict.fromkeys(size for o, needed in fitting.items() for size in _micro_batch_sizes(o, needed)))
     fastest = sorted(seconds, key=seconds.__getitem__)[:TWICE]
@@ -141,7 +141,7 @@ def _full_step_s(option: Static, machine: Machine, efficiency: Efficiency) -> fl
 
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
     """A step's memory with estimated activations: no trace of the whole model. A batch's warm-up changes none of it."""
-    option, chip = dataclasses.replace(option, batch_ramp=()), machine.chip
+    option, chip = with_fields(option, batch_ramp=()), machine.chip
     return _estimate_on(option, machine_platform(machine), usable_bytes(chip), compute_capability(chip))
 
 
@@ -173,13 +173,11 @@ def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> It
     """Layouts, ZeRO stages and remat policies to try, each as it is and with one sequence a device at a time."""
     seen = set()
     layout_now = static.layout
-    stages = [
-        (dataclasses.replace(layout_now, zero=zero)) for zero in range(layout_now.zero + 1, 4) if layout_now.fsdp > 1
-    ]
+    stages = [(with_fields(layout_now, zero=zero)) for zero in range(layout_now.zero + 1, 4) if layout_now.fsdp > 1]
     for layout in [layout_now, *stages, *_candidate_layouts(static, machine, long)]:
         for remat in REMAT if layout.stage == 1 else [static.model.remat]:
             changed = with_layout(static, layout)
-            changed = dataclasses.replace(changed, model=dataclasses.replace(changed.model, remat=remat))
+            changed = with_fields(changed, model=with_fields(changed.model, remat=remat))
             for option in (changed, _split_batch(changed, 1)):
                 # A plan may have less than one sequence a device, the trainer may not.
                 if option is not None and option not in seen and _rows_at_once(option):
@@ -248,8 +246,8 @@ def _split_batch(static: Static, rows: int) -> Static | None:
     for microbatches in _divisors(rows_per_replica, WAVES * layout.stage)[::-1] if layout.stage > 1 else [1]:
         accumulate = rows_per_replica // microbatches
         if first % (static.global_batch // accumulate) == 0:
-            layout = dataclasses.replace(layout, microbatches=microbatches)
-            return dataclasses.replace(static, layout=layout, accumulate=accumulate)
+            layout = with_fields(layout, microbatches=microbatches)
+            return with_fields(static, layout=layout, accumulate=accumulate)
     return None
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Static
+from scalelab.config import Layout, ModelShape, Static, with_fields
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
@@ -85,7 +85,7 @@ def memory_on_backend(
     kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
     way = static.model.expert_products
     way = CHOOSERS[way](backend) if way in CHOOSERS else way
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel, expert_products=way))
+    static = with_fields(static, model=with_fields(static.model, attention=kernel, expert_products=way))
     grown, fixed = _saved_bytes(static, count_saved)
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
         "gradients": gradient_bytes(static),
@@ -103,14 +103,14 @@ def memory_on_backend(
 
 def _state_key(static: Static) -> Static:
     """`static` with what the state does not depend on at its default: many ways to compute a step share one."""
-    return dataclasses.replace(
+    return with_fields(
         static, model=static.model.plain, layout=_layout_key(static.layout), global_batch=1, accumulate=1, batch_ramp=()
     )
 
 
 def _layout_key(layout: Layout) -> Layout:
     """`layout` without what splits or sends activations alone: parameters and state lie as before."""
-    return dataclasses.replace(layout, sequence=False, microbatches=1, expert_buffer=0.0)
+    return with_fields(layout, sequence=False, microbatches=1, expert_buffer=0.0)
 
 
 @functools.cache
@@ -263,7 +263,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
-    each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
+    each_kind = [with_fields(static, model=kind) for kind in kinds(shape)]
     block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
     block += max(weight * (multiplied + 4), expert_rows.matrix_entries(static, backend) * (width + 4))
     table = 4 * shape.d_model * _vocabulary_rows(static)
