@@ -31,9 +31,24 @@ def with_fields(record: Record, **values: Any) -> Record:
     return made
 
 
+def _kept_hash(record: "DataclassInstance") -> int:
+    """A record's hash, computed once: a plan looks each up in sixty caches. Not for copies in other processes."""
+    known = record.__dict__.get("_hash")
+    if known is None:
+        known = record.__dict__["_hash"] = hash(tuple(record.__dict__[name] for name in record.__dataclass_fields__))
+    return int(known)
+
+
+def _fields_alone(record: "DataclassInstance") -> dict[str, Any]:
+    """What is copied and stored: hashes of texts differ between processes."""
+    return {name: record.__dict__[name] for name in record.__dataclass_fields__}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
+
+    __hash__, __getstate__ = _kept_hash, _fields_alone
 
     n_layers: int
     d_model: int
@@ -224,6 +239,8 @@ class Guard:
 @dataclasses.dataclass(frozen=True)
 class Static:
     """All that decides the compiled program. Runs with equal `Static` share one compilation."""
+
+    __hash__, __getstate__ = _kept_hash, _fields_alone
 
     model: ModelShape
     optim: Optim

@@ -17,12 +17,16 @@ from scalelab.plan.compiled.absent_devices import describe_no_slices
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.memory.advice import Advice, advise_changes
 from scalelab.plan.memory.host import HostMemory, host_memory
-from scalelab.plan.memory.levers import changed_keys
 from scalelab.plan.memory.memory import Memory, step_memory
-from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
-from scalelab.plan.memory.search import (
+from scalelab.plan.run.as_json import plan_json, summarize
+from scalelab.plan.run.batch import BatchPlan, plan_batch
+from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
+from scalelab.plan.run.inference import Inference, inference_memory
+from scalelab.plan.run.training import Training, estimate_training
+from scalelab.plan.search.advice import Advice, advise_changes
+from scalelab.plan.search.levers import changed_keys
+from scalelab.plan.search.nearest import (
     Candidate,
     devices_that_fit,
     fewer_devices,
@@ -34,11 +38,7 @@ from scalelab.plan.memory.search import (
     with_even_batch,
     without_ramp,
 )
-from scalelab.plan.run.as_json import plan_json, summarize
-from scalelab.plan.run.batch import BatchPlan, plan_batch
-from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
-from scalelab.plan.run.inference import Inference, inference_memory
-from scalelab.plan.run.training import Training, estimate_training
+from scalelab.plan.search.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits

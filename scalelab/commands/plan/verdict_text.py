@@ -8,7 +8,7 @@ from typing import Any
 from scalelab.hardware.power import board_watts
 from scalelab.parallel import mesh
 from scalelab.plan.memory.account_error import describe_chance
-from scalelab.plan.memory.search import keys_that_alter
+from scalelab.plan.search.nearest import keys_that_alter
 from scalelab.plan.step.operations import attention_kind
 
 GIB = 2**30

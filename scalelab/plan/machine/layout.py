@@ -96,11 +96,14 @@ def apply_mesh(
 
 def with_layout(static: Static, layout: Layout) -> Static:
     """`static` on this resolved layout, with what of it the model's program depends on."""
-    model = with_fields(
-        static.model, sequence_parallel=layout.sequence and layout.tensor != 1,
-        expert_buffer=layout.expert_buffer if layout.expert != 1 else 0.0,
-    )  # fmt: skip
+    model = with_fields(static.model, **mesh_fields(layout))
     return with_fields(static, model=model, layout=layout)
+
+
+def mesh_fields(layout: Layout) -> dict[str, Any]:
+    """The fields of a model's shape that its mesh decides."""
+    buffer = layout.expert_buffer if layout.expert != 1 else 0.0
+    return {"sequence_parallel": layout.sequence and layout.tensor != 1, "expert_buffer": buffer}
 
 
 def partial_mesh(

@@ -13,8 +13,8 @@ from scalelab.model import count
 from scalelab.plan.budget.fit_machine import BETWEEN, DAY_S, MOST_DEVICES, in_whole_nodes, round_up
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import paid_hours
-from scalelab.plan.memory.levers import round_batch, without_mesh
-from scalelab.plan.memory.search import Candidate, fastest_fit, without_ramp
+from scalelab.plan.search.levers import round_batch, without_mesh
+from scalelab.plan.search.nearest import Candidate, fastest_fit, without_ramp
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.time import peak_of_unit
 from scalelab.plan.whole import PINNED, Alternative, plan

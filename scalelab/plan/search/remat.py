@@ -11,8 +11,8 @@ import jax
 from scalelab import config as config_lib
 from scalelab.config import Static, with_fields
 from scalelab.errors import BadInput
-from scalelab.plan.memory import fits_here
 from scalelab.plan.memory.memory import Memory, memory_on_backend
+from scalelab.plan.search import fits_here
 from scalelab.record import records
 from scalelab.train.lineage.compatibility import is_untrained
 
