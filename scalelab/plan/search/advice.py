@@ -10,17 +10,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scalelab.config import Static
-from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import unfused_reason
-from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.held import held_bytes
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.search import levers
 from scalelab.plan.search.by_time import Holdings, estimate_memory, rank_by_time
-from scalelab.plan.search.candidates import SHORT, list_options
+from scalelab.plan.search.candidates import SHORT, list_options, trainer_verdict
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS
 from scalelab.plan.step.time import expected_s
@@ -79,8 +77,7 @@ def iterate_advice(static: Static, machine: Machine, efficiency: Efficiency, mos
         if len(kinds_found) == most or (usable and seconds > WORTH * plan_s):
             return
         kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(static, option)))
-        accepted, warnings = _trainer_verdict(option)
-        if not kinds or kinds in kinds_found or not accepted:
+        if not kinds or kinds in kinds_found:
             continue
         needed, exact = estimate_memory(option, machine), option.layout.stage > 1
         spare = 0.0 if exact else SPARE[option.model.remat] * needed.components["activations"]
@@ -91,13 +88,13 @@ def iterate_advice(static: Static, machine: Machine, efficiency: Efficiency, mos
             needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + near
         if needed.margin_bytes >= spare:
             kinds_found.add(kinds)
-            warnings = (*warnings, *_attention_notes(option, machine))
+            warnings = (*trainer_verdict(option)[1], *_attention_notes(option, machine))
             yield _make_advice(static, option, needed, exact, seconds, plan_s, warnings)
 
 
 def is_usable(static: Static, machine: Machine) -> bool:
     """Whether a step fits the device, counted exactly, and the trainer takes its layout."""
-    return _trainer_verdict(static)[0] and fits_exactly(static, machine)
+    return trainer_verdict(static)[0] and fits_exactly(static, machine)
 
 
 def fits_exactly(static: Static, machine: Machine) -> bool:
@@ -119,7 +116,7 @@ def list_fastest(static: Static, machine: Machine, efficiency: Efficiency, asked
     options = [
         option
         for option in list_options(levers.with_least_rows(static, machine_platform(machine)), machine, SHORT)
-        if all(getattr(option.layout, axis) == size for axis, size in asked.items()) and _trainer_verdict(option)[0]
+        if all(getattr(option.layout, axis) == size for axis, size in asked.items()) and trainer_verdict(option)[0]
     ]
     ranked = (option for option, _ in rank_by_time(options, static, machine, efficiency))
     if not (fastest := list(itertools.islice(ranked, 1))):
@@ -132,9 +129,7 @@ def _list_options(static: Static, machine: Machine) -> tuple[Static, ...]:
     """The options to compare with a plan; with more devices a sequence where neither it nor anything else fits."""
     lean = levers.with_least_rows(static, machine_platform(machine))
     options = tuple(list_options(lean, machine))
-    if is_usable(static, machine):
-        return options
-    if any(_trainer_verdict(option)[0] for option in filter(Holdings(machine).seems_to_fit, reversed(options))):
+    if is_usable(static, machine) or any(map(Holdings(machine).seems_to_fit, reversed(options))):
         return options
     return tuple(dict.fromkeys([*options, *list_options(lean, machine, SHORT)]))
 
@@ -156,14 +151,6 @@ def _make_advice(
     return Advice(keys, needed.fits, margin, needed.total, exact, step_s, step_s / plan_s, warnings, option)
 
 
-def _trainer_verdict(option: Static) -> tuple[bool, tuple[str, ...]]:
-    """(whether the trainer accepts this layout, its warnings)."""
-    try:
-        return True, tuple(rules.check_layout(option, option.layout))
-    except BadInput:
-        return False, ()
-
-
 def _closest_to_fitting(
     static: Static, options: Iterable[Static], machine: Machine, efficiency: Efficiency, most: int
 ) -> tuple[Advice, ...]:
@@ -171,14 +158,14 @@ def _closest_to_fitting(
     holdings, by_kind = Holdings(machine), dict[frozenset[str], list[tuple[float, int, Static]]]()
     for i, option in enumerate(options):
         kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(static, option)))
-        if kinds and _trainer_verdict(option)[0]:
+        if kinds and trainer_verdict(option)[0]:
             by_kind.setdefault(kinds, []).append((holdings.least_bytes(option), i, option))
     closest = [_least_memory(sorted(each), holdings) for each in by_kind.values()]
     plan_s = expected_s(static, machine, efficiency)
     ways = []
     for _, _, option in sorted(closest)[:most]:
         step_s, needed = expected_s(option, machine, efficiency), estimate_memory(option, machine)
-        ways.append(_make_advice(static, option, needed, False, step_s, plan_s, _trainer_verdict(option)[1]))
+        ways.append(_make_advice(static, option, needed, False, step_s, plan_s, trainer_verdict(option)[1]))
     return tuple(ways)
 
 

@@ -1,7 +1,7 @@
-"""Options that fit, fastest first, each accounted for when its turn comes.
+"""Options that the trainer takes and that seem to fit, fastest first, each accounted for when its turn comes.
 
 A bound that is cheap keeps most from their turn: a step takes no less than its products and passes with all sequences
-of a device at once, with nothing sent, and what lies on a device between steps has to fit. The order is that of all
+of a device at once and weights sent once, and what lies on a device between steps has to fit. The order is that of all
 options accounted for (tests/plan/search/test_by_time.py).
 """
 
@@ -19,12 +19,12 @@ from scalelab.plan.memory import estimated_activations
 from scalelab.plan.memory.held import held_bytes, state_bytes_on_devices
 from scalelab.plan.memory.memory import Memory, memory_on_backend
 from scalelab.plan.search import levers
-from scalelab.plan.search.candidates import WAVES, micro_batch_sizes
+from scalelab.plan.search.candidates import WAVES, micro_batch_sizes, trainer_verdict
 from scalelab.plan.step.device_share import pipeline_bubble
 from scalelab.plan.step.efficiency import Efficiency, machine_platform
 from scalelab.plan.step.operations import step_operations
-from scalelab.plan.step.time import expected_of, expected_s
-from scalelab.plan.step.traffic import step_transfers
+from scalelab.plan.step.time import expected_of, expected_s, transfer_s
+from scalelab.plan.step.traffic import Transfer, step_transfers
 from scalelab.sharding import Capability
 
 TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
@@ -42,7 +42,7 @@ def rank_by_time(
     efficiency: Efficiency,
     count_changes: Callable[[Static], int] = lambda option: 0,
 ) -> Iterator[tuple[Static, float]]:
-    """(option, seconds of a full step) of options that seem to fit, with the micro-batches that they seem to hold.
+    """(option, seconds of a full step) of options that the trainer takes, with micro-batches that they seem to hold.
 
     The TWICE fastest also with experts multiplied as `asked`, though what that needs is not counted yet. Of equally
     fast ones that with the fewest changes comes first, then the first of the `options`.
@@ -96,7 +96,7 @@ def _rank_sizes(
     def timed_as(option: Static) -> Static:
         return option if way is None else levers.with_products(option, way)
 
-    ahead = [(bounds.least_s(timed_as(option)), i, option) for i, option in enumerate(options)]
+    ahead = [(bounds.busy_s(timed_as(option)), i, False, option) for i, option in enumerate(options)]
     heapq.heapify(ahead)
     timed: list[tuple[float, int, Static]] = []
     place: dict[Static, tuple[int, int]] = {}
@@ -107,7 +107,11 @@ def _rank_sizes(
                 equal.append(heapq.heappop(timed)[2])
             yield from ((seconds, place[option], option) for option in sorted(equal, key=place.__getitem__))
             continue
-        _, i, option = heapq.heappop(ahead)
+        _, i, sends, option = heapq.heappop(ahead)
+        if not sends:
+            if holdings.may_fit(option):
+                heapq.heappush(ahead, (bounds.least_s(timed_as(option)), i, True, option))
+            continue
         if not holdings.seems_to_fit(option):
             continue
         for j, size in enumerate(micro_batch_sizes(option, estimate_memory(option, machine))):
@@ -117,28 +121,46 @@ def _rank_sizes(
 
 
 class _Bounds:
-    """Seconds that no micro-batch, ZeRO stage and split of the batch gets an option below: what many options share."""
+    """Seconds that no micro-batch gets an option below: what many options share."""
 
     def __init__(self, machine: Machine, efficiency: Efficiency) -> None:
         self.machine, self.efficiency = machine, efficiency
-        self.known: dict[tuple[str, object], float] = {}
+        self.busy: dict[tuple[str, Layout], float] = {}
+        self.weights: dict[Layout, tuple[float, float]] = {}
 
-    def least_s(self, option: Static) -> float:
-        """The bound of an option and of all micro-batches that its memory may hold."""
+    def busy_s(self, option: Static) -> float:
+        """Of products and passes, and of what is sent between the devices that split a block's work."""
         layout = option.layout
         most = max(layout.microbatches, WAVES * layout.stage) if layout.stage > 1 else 1
-        replicas = layout.data * layout.fsdp
-        alike = with_fields(layout, data=replicas, fsdp=1, zero=3, microbatches=1)
+        alike = with_fields(layout, data=layout.data * layout.fsdp, fsdp=1, zero=3, microbatches=1)
         key = (option.model.remat, alike)
-        if key not in self.known:
+        if key not in self.busy:
             whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
             ops = step_operations(whole, self.machine)
             ops = tuple(op for op in ops if op.part != "update" and not op.name.endswith("rounding"))
-            moves = tuple(move for move in step_transfers(whole) if move.axis in SPLITTING and move.what not in SUMMED)
+            moves = tuple(filter(_splits_work, step_transfers(whole)))
             idle = pipeline_bubble(with_fields(alike, microbatches=most), whole.model.n_layers).over_ideal
             seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, idle)
-            self.known[key] = seconds * (SURE_WITH_EXPERTS if option.model.n_experts else SURE)
-        return self.known[key]
+            self.busy[key] = seconds * (SURE_WITH_EXPERTS if option.model.n_experts else SURE)
+        return self.busy[key]
+
+    def least_s(self, option: Static) -> float:
+        """`busy_s` and what of weights and gradients, each sent once, no computing hides."""
+        layout = with_fields(option.layout, microbatches=1)
+        if layout not in self.weights:
+            whole, at = with_fields(option, layout=layout, accumulate=1, batch_ramp=()), self.efficiency
+            share = at.network.expected * at.measured.expected
+            seconds = {True: 0.0, False: 0.0}
+            for move in step_transfers(whole):
+                if not _splits_work(move) and move.axis != "stage":
+                    seconds[move.hidden] += SURE * transfer_s(whole, self.machine, move, share)
+            self.weights[layout] = seconds[False], seconds[True]
+        busy, (waited, hideable) = self.busy_s(option), self.weights[layout]
+        return busy + waited + hideable - min(self.efficiency.overlap.expected * hideable, busy)
+
+
+def _splits_work(move: Transfer) -> bool:
+    return move.axis in SPLITTING and move.what not in SUMMED
 
 
 @functools.cache
@@ -174,10 +196,14 @@ class Holdings:
             self.known[key] = held_bytes(option)
         return self.known[key]
 
-    def seems_to_fit(self, option: Static) -> bool:
-        """Whether an option seems to fit: by what it holds, then with estimated activations."""
+    def may_fit(self, option: Static) -> bool:
+        """Whether the trainer takes an option, and the device holds what it keeps between steps."""
         held = self.least_bytes(option) <= self.capacity and self.held_bytes(option) <= self.capacity
-        return held and estimate_memory(option, self.machine).fits
+        return held and trainer_verdict(option)[0]
+
+    def seems_to_fit(self, option: Static) -> bool:
+        """Whether an option may fit, and does with estimated activations."""
+        return self.may_fit(option) and estimate_memory(option, self.machine).fits
 
 
 def estimate_memory(option: Static, machine: Machine) -> Memory:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalelab.config import Layout, ModelShape, Static, with_fields
+from scalelab.errors import BadInput
+from scalelab.parallel import rules
 from scalelab.plan.machine.layout import mesh_fields
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory
@@ -118,3 +120,11 @@ def micro_batch_sizes(option: Static, needed: Memory) -> list[Static]:
     sizes = [2**k * rows_at_once(option) for k in range(1, 20)]
     larger = [split for size in sizes if size <= limit and (split := split_batch(option, size))]
     return [option, *larger] if option.layout.stage > 1 else [option, *larger][-1:]
+
+
+def trainer_verdict(option: Static) -> tuple[bool, tuple[str, ...]]:
+    """(whether the trainer accepts this layout, its warnings)."""
+    try:
+        return True, tuple(rules.check_layout(option, option.layout))
+    except BadInput:
+        return False, ()

@@ -172,7 +172,7 @@ def _step_parts(
     (compute, hbm), update = _compute_seconds(static, machine, ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
     durations = [
-        (move, _transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
+        (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
         for move in moves
     ]
     for move, took in durations:
@@ -196,7 +196,7 @@ def _step_parts(
     }
 
 
-def _transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
+def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
     """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
     layout = static.layout
     if move.sends_rows:
