@@ -29,6 +29,9 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 
 
+SURELY = 0.4  # of the activations by estimate: what lacks more fits by no exact count either
+
+
 @dataclasses.dataclass(frozen=True)
 class Advice:
     """One option. `changes`: config key -> value, as on the command line."""
@@ -98,8 +101,15 @@ def is_usable(static: Static, machine: Machine) -> bool:
 
 
 def fits_exactly(static: Static, machine: Machine) -> bool:
-    """Whether a step fits the device: what it holds alone, then with all that its forward saves."""
-    return held_bytes(static) <= usable_bytes(machine.chip) and step_memory(static, machine).fits
+    """Whether a step fits the device. The whole model is traced only where an estimate leaves it open.
+
+    Estimates are within some 15 % of the activations (tests/plan/memory/test_saved_activations.py).
+    """
+    if held_bytes(static) > usable_bytes(machine.chip):
+        return False
+    estimated = estimate_memory(static, machine)
+    too_large = estimated.margin_bytes < -SURELY * estimated.components["activations"]
+    return not too_large and step_memory(static, machine).fits
 
 
 def list_nearly_fitting(static: Static, machine: Machine, efficiency: Efficiency, most: int = 6) -> tuple[Advice, ...]:
