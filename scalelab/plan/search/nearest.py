@@ -181,10 +181,11 @@ def fewer_devices(config: ConfigDict, machine: Machine, devices: int, efficiency
     return next(filter(None, fits_on), None)
 
 
-def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
-    """The first of 2, 4, 8 … times as many devices on which the config fits as it is, in some layout."""
+def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
+    """The config as it is on the first of 2, 4, 8 … times as many devices on which it fits, in its fastest layout."""
     counts = [devices * 2**k for k in range(1, LARGEST_FACTOR.bit_length())]
-    return next((n for n in counts if fastest_fit(config, levers.without_mesh(config), machine, n, efficiency)), None)
+    fits_on = (fastest_fit(config, levers.without_mesh(config), machine, n, efficiency) for n in counts)
+    return next(filter(None, fits_on), None)
 
 
 def fastest_fit(
