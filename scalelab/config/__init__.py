@@ -8,6 +8,7 @@ with the defaults.
 Loading this room needs neither numpy nor ml_collections, so that commands that only read configs start fast.
 """
 
+from scalelab.config.fields import with_fields
 from scalelab.config.files import (
     USER_OPTIM_PREFIX,
     CommandLine,
@@ -31,7 +32,6 @@ from scalelab.config.static import (
     Static,
     static,
     unset_numbers,
-    with_fields,
 )
 from scalelab.config.traced import (
     LAYERS_NUMBERS,

@@ -2,53 +2,24 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from scalelab import user_code
 from scalelab.config import mixture_text
 from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
+from scalelab.config.fields import fields_alone, kept_hash, with_fields
 from scalelab.config.keys import traced_keys
 from scalelab.config.steps import batch_ramp, stretches
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from ml_collections import ConfigDict
-
-
-Record = TypeVar("Record", bound="DataclassInstance")
-
-
-def with_fields(record: Record, **values: Any) -> Record:
-    """`dataclasses.replace` of a plain frozen record, in 2 us in place of 60: a plan makes a hundred thousand of them.
-
-    Nothing but fields goes along: cached properties are computed anew. TypeError for a name that is no field.
-    """
-    old, names = record.__dict__, record.__dataclass_fields__
-    if not values.keys() <= names.keys():
-        raise TypeError(f"{type(record).__name__} has no {', '.join(sorted(values.keys() - names.keys()))}")
-    made = object.__new__(type(record))
-    made.__dict__.update({name: old[name] for name in names}, **values)
-    return made
-
-
-def _kept_hash(record: "DataclassInstance") -> int:
-    """A record's hash, computed once: a plan looks each up in sixty caches. Not for copies in other processes."""
-    known = record.__dict__.get("_hash")
-    if known is None:
-        known = record.__dict__["_hash"] = hash(tuple(record.__dict__[name] for name in record.__dataclass_fields__))
-    return int(known)
-
-
-def _fields_alone(record: "DataclassInstance") -> dict[str, Any]:
-    """What is copied and stored: hashes of texts differ between processes."""
-    return {name: record.__dict__[name] for name in record.__dataclass_fields__}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
 
-    __hash__, __getstate__ = _kept_hash, _fields_alone
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     n_layers: int
     d_model: int
@@ -240,7 +211,7 @@ class Guard:
 class Static:
     """All that decides the compiled program. Runs with equal `Static` share one compilation."""
 
-    __hash__, __getstate__ = _kept_hash, _fields_alone
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     model: ModelShape
     optim: Optim
