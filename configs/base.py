@@ -97,7 +97,7 @@ MODEL = {
     "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
-        choices="model/pieces.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
+        choices="model/pieces.py:REMAT_POLICIES plan/search/remat.py:CHOOSERS"),  # none dots full | auto
     "n_experts": key(0, "experts in each block of the kind `experts` (model.block), in the place of its MLP; 0: none",
         range=(0, 65_536), source="Shazeer et al. 2017"),
     "experts_per_token": key(2, "experts that a token goes to", range=COUNT, source="GShard, Mixtral 8x7B: 2"),

@@ -121,7 +121,7 @@ def settle_memory(
     `place`: the folder where the run (or the pack of `trials`) stores its determinism settings. `progress` gets the
     memory of a step that is refused.
     """
-    from scalelab.plan.memory import remat
+    from scalelab.plan.search import remat
     from scalelab.train.lineage import determinism
     from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
 
@@ -157,7 +157,7 @@ def _find_excess(values: dict[str, Any], trials: int) -> "tuple[str, Memory] | N
     """Describe a step that exceeds the devices' memory: (what is lacking, the memory); None if it fits."""
     from ml_collections import ConfigDict
 
-    from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
+    from scalelab.plan.search.fits_here import describe_excess, memory_if_too_large
 
     config = ConfigDict(values)
     memory = memory_if_too_large(config_lib.static(config), trials)

@@ -25,7 +25,7 @@ from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import load_machines, refuse_missing_unit
 from scalelab.plan.measure import Measurement, ThroughputPoint, measure_throughput
-from scalelab.plan.memory.single_gpu import SingleGpuFit, list_fits
+from scalelab.plan.search.single_gpu import SingleGpuFit, list_fits
 from scalelab.plan.sweep import counts
 from scalelab.plan.sweep.against import compare_plans, parse_against
 from scalelab.plan.whole import RESTART_S, Alternative, Plan, Terms

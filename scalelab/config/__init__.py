@@ -8,6 +8,7 @@ with the defaults.
 Loading this room needs neither numpy nor ml_collections, so that commands that only read configs start fast.
 """
 
+from scalelab.config.fields import with_fields
 from scalelab.config.files import (
     USER_OPTIM_PREFIX,
     CommandLine,
@@ -79,4 +80,5 @@ __all__ = [
     "traced_keys",
     "traced_names",
     "unset_numbers",
+    "with_fields",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scalelab import user_code
 from scalelab.config import mixture_text
 from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
+from scalelab.config.fields import fields_alone, kept_hash, with_fields
 from scalelab.config.keys import traced_keys
 from scalelab.config.steps import batch_ramp, stretches
 
@@ -23,6 +24,8 @@ PLAIN: dict[str, Any] = {
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
+
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     n_layers: int
     d_model: int
@@ -92,7 +95,7 @@ class ModelShape:
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
-        return dataclasses.replace(self, **PLAIN)
+        return with_fields(self, **PLAIN)
 
     @property
     def d_key(self) -> int:
@@ -210,6 +213,8 @@ class Guard:
 @dataclasses.dataclass(frozen=True)
 class Static:
     """All that decides the compiled program. Runs with equal `Static` share one compilation."""
+
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     model: ModelShape
     optim: Optim

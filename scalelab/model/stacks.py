@@ -4,7 +4,6 @@ Within a stack layers differ by flags, which go by a layer's number in the whole
 `blocks`, those of several blocks_0, blocks_1, …
 """
 
-import dataclasses
 import functools
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from scalelab.config import ModelShape
+from scalelab.config import ModelShape, with_fields
 from scalelab.config.mixture_text import parse_stacks
 
 BLOCKS = "blocks"  # the parameters of a single stack; of several the beginning of each one's name
@@ -44,7 +43,7 @@ def is_stack(group: str) -> bool:
 
 def of_one_kind(shape: ModelShape, stack: Stack) -> ModelShape:
     """The shape of a model all of whose layers have the stack's block."""
-    return dataclasses.replace(shape, block=stack.block)
+    return with_fields(shape, block=stack.block)
 
 
 def has_expert_blocks(shape: ModelShape) -> bool:

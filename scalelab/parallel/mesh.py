@@ -1,7 +1,6 @@
 """The mesh of a layout. All axes are explicit: a value's split is part of its type. `tensor` links near devices."""
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from scalelab.config import Layout
+from scalelab.config import Layout, with_fields
 from scalelab.errors import BadInput
 
 MESH_AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
@@ -38,7 +37,7 @@ def resolve_layout(layout: Layout, devices: int) -> Layout:
             f"parallel: {product} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
         )
     resolved: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
-    return dataclasses.replace(layout, **resolved)
+    return with_fields(layout, **resolved)
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:

@@ -17,12 +17,16 @@ from scalelab.plan.compiled.absent_devices import describe_no_slices
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh, partial_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.memory.advice import Advice, advise_changes
 from scalelab.plan.memory.host import HostMemory, host_memory
-from scalelab.plan.memory.levers import changed_keys
 from scalelab.plan.memory.memory import Memory, step_memory
-from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
-from scalelab.plan.memory.search import (
+from scalelab.plan.run.as_json import plan_json, summarize
+from scalelab.plan.run.batch import BatchPlan, plan_batch
+from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
+from scalelab.plan.run.inference import Inference, inference_memory
+from scalelab.plan.run.training import Training, estimate_training
+from scalelab.plan.search.advice import Advice, advise_changes
+from scalelab.plan.search.levers import changed_keys
+from scalelab.plan.search.nearest import (
     Candidate,
     devices_that_fit,
     fewer_devices,
@@ -34,11 +38,7 @@ from scalelab.plan.memory.search import (
     with_even_batch,
     without_ramp,
 )
-from scalelab.plan.run.as_json import plan_json, summarize
-from scalelab.plan.run.batch import BatchPlan, plan_batch
-from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
-from scalelab.plan.run.inference import Inference, inference_memory
-from scalelab.plan.run.training import Training, estimate_training
+from scalelab.plan.search.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits
@@ -82,9 +82,9 @@ class Plan:
     """Requirements of a run. Bytes are of one device and seconds of one step, unless a name says otherwise.
 
     `refusal`: the trainer's own. `nearest`: the plan to take where this one can't run, if there is one; else
-    `fits_from`: devices on which it can. `unpinned`: the fastest plan without the batch's warm-up, where that is much
-    faster. `narrower`: in 16 bits on the same mesh, where an fp32 plan runs. `even`: a batch near an odd one, where
-    that is much faster.
+    `fits_from`: devices on which it can, with `fits_with` changed. `unpinned`: the fastest plan without the batch's
+    warm-up, where that is much faster. `narrower`: in 16 bits on the same mesh, where an fp32 plan runs. `even`: a
+    batch near an odd one, where that is much faster.
     """
 
     machine: Machine
@@ -107,6 +107,7 @@ class Plan:
     refusal: str | None = None
     nearest: Alternative | None = None
     fits_from: int | None = None
+    fits_with: Mapping[str, Any] | None = None
     unpinned: Alternative | None = None
     faster: Mapping[str, Any] | None = None  # the first of `advice`, as changes of the config without `mesh`
     narrower: Alternative | None = None
@@ -213,8 +214,7 @@ def _plan_layout(
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
     training = estimate_training(static, machine, steps, step)
-    usable_note = device_memory.describe_usable_bytes(machine.chip)
-    slices_note = describe_no_slices(machine, static.layout.devices)
+    facts = [device_memory.describe_usable_bytes(machine.chip), describe_no_slices(machine, static.layout.devices)]
     return Plan(
         machine=machine,
         static=static,
@@ -233,7 +233,7 @@ def _plan_layout(
             static, machine, terms.mtbf_s, terms.restart_s, terms.write_bytes_per_s, step_s=step.total_s,
             work_s=max(training.days * 86_400, step.total_s),
         ),
-        notes=(*notes, *uncounted_functions(static), *memory.notes, *filter(None, [usable_note, slices_note])),
+        notes=(*notes, *uncounted_functions(static), *memory.notes, *filter(None, facts)),
         refusal=find_refusal(static),
     )  # fmt: skip
 
@@ -247,8 +247,7 @@ def _after_freeing(freed: Plan, candidate: Candidate, free: tuple[str, ...]) -> 
 
 def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, int]) -> Plan:
     """`planned` on a mesh that was filled up by these `changes`: those of the plans beside it are added to them."""
-    names = [name for name in ("nearest", "unpinned", "narrower", "even") if getattr(planned, name)]
-    beside = {name: getattr(planned, name) for name in names}
+    beside = {name: each for name in ("nearest", "unpinned", "narrower", "even") if (each := getattr(planned, name))}
     product = " x ".join(f"{axis}={size}" for axis, size in asked.items())
     note = f"mesh: {product} takes {math.prod(asked.values()):,} of {planned.devices:,} devices; the rest was chosen"
     return dataclasses.replace(
@@ -276,8 +275,9 @@ def add_alternatives(
         if candidate is None or "optim.name" in candidate.alters:
             candidate = fewer_devices(config, machine, devices, efficiency) or candidate
         nearest = alternative(candidate)
-        fits_from = None if nearest else devices_that_fit(config, machine, devices, efficiency)
-        planned = dataclasses.replace(planned, nearest=nearest, fits_from=fits_from)
+        more = None if nearest else devices_that_fit(config, machine, devices, efficiency)
+        on, changes = (more.static.layout.devices, more.changes) if more else (None, None)
+        planned = dataclasses.replace(planned, nearest=nearest, fits_from=on, fits_with=changes)
     free = alternative(without_ramp(config, machine, devices, efficiency)) if devices > 1 else None
     reference = planned.meant
     if free and not (reference and free.plan.time.total_s > PINNED * reference.time.total_s):

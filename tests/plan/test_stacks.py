@@ -7,7 +7,7 @@ import pytest
 from scalelab.config import Layout
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import estimated_activations, memory
+from scalelab.plan.memory import estimated_activations, held, memory
 from scalelab.plan.step.time import step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.plan.small import static_of
@@ -43,7 +43,7 @@ def test_a_stage_has_slots_for_the_layers_of_each_stack():
     even, halves = (of_block(block, layout, 6) for block in ("sequential", "sequential=3,sequential=3"))
     assert [table.shape for table in layer_tables(halves.model, halves.layout)] == [(2, 1, 3), (2, 1, 3)]
     plain, slotted = (memory.step_memory(static, H100).components for static in (even, halves))
-    block = memory._parameter_bytes(even, memory.rules.stage_specs, blocks=True)
+    block = held.parameter_bytes(even, memory.rules.stage_specs, blocks=True)
     assert "copies" not in plain and slotted["copies"] == 2 * block
     assert slotted["gradients"] - plain["gradients"] == block and slotted["activations"] > plain["activations"]
     (sent,) = (transfer for transfer in step_transfers(halves) if transfer.kind == "all-to-all")

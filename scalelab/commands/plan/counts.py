@@ -13,6 +13,7 @@ from scalelab.commands.plan.verdict_text import (
     GIB,
     Command,
     command_line,
+    describe_even,
     describe_fit,
     describe_run,
     describe_setup,
@@ -22,7 +23,7 @@ from scalelab.commands.plan.verdict_text import (
 )
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan.sweep.counts import NO_LIMITS, Limits, list_front, pick_count
+from scalelab.plan.sweep.counts import NO_LIMITS, Limits, list_front, pick_count, plan_even
 
 
 def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]:
@@ -37,17 +38,19 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
         dollars=options.budget,
     )  # fmt: skip
 
-    if options.json != "-":
-        counted = argparse.Namespace(**vars(options) | {"devices": True})  # which each plan has of its own
-        print("\n".join(describe_counts(plans, functools.partial(command_line, counted), limits)))
     fitting = {devices: option for devices, option in plans.items() if option}
     chosen = pick_count(fitting, limits) if fitting else None
+    even = plan_even(config, fitting[chosen], efficiency) if chosen else None
+    if options.json != "-":
+        counted = argparse.Namespace(**vars(options) | {"devices": True})  # which each plan has of its own
+        print("\n".join(describe_counts(plans, functools.partial(command_line, counted), limits, even)))
     front = list_front(_merits(fitting))
     counts = [
         {"devices": devices} | (option.to_json() | {"front": devices in front} if option else {})
         for devices, option in plans.items()
     ]
-    return {"fits_from_devices": min(fitting, default=None), "pick": chosen, "counts": counts}
+    beside = {"even": even.to_json()} if even else {}
+    return {"fits_from_devices": min(fitting, default=None), "pick": chosen, "counts": counts} | beside
 
 
 def _find_range(options: Any) -> tuple[int | None, int | None]:
@@ -81,8 +84,10 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(ends[0]), int(ends[1])
 
 
-def describe_counts(plans: Mapping[int, Any], command: Command, limits: Limits = NO_LIMITS) -> list[str]:
-    """Format the plans of several counts; `pick_count` says which one is meant."""
+def describe_counts(
+    plans: Mapping[int, Any], command: Command, limits: Limits = NO_LIMITS, even: Any = None
+) -> list[str]:
+    """Format the plans of several counts; `pick_count` says which one is meant. `even`: `plan_even` of that one."""
     fitting = {devices: option for devices, option in plans.items() if option}
     if not fitting:
         return [f"fits on none of {', '.join(f'{devices:,}' for devices in plans)} devices; try more"]
@@ -101,6 +106,7 @@ def describe_counts(plans: Mapping[int, Any], command: Command, limits: Limits =
         describe_setup(meant),
         describe_run(meant),
         f"paste: {command(meant, fitting[devices].changes)}",
+        *describe_even(dataclasses.replace(meant, even=even), command),
         "",
         f"  {'devices':>8} {name:>8} {'device hours':>13} {'cost':>12} {'MFU %':>6} {'spare GiB':>10}  plan",
     ]

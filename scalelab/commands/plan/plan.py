@@ -102,7 +102,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import counts, verdict_text
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.memory.single_gpu import list_trainable
+    from scalelab.plan.search.single_gpu import list_trainable
 
     config = config_lib.load(options.config, overrides)
     if options.hardware is None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import shlex
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalelab.hardware.power import board_watts
 from scalelab.parallel import mesh
 from scalelab.plan.memory.account_error import describe_chance
-from scalelab.plan.memory.search import keys_that_alter
+from scalelab.plan.search.nearest import keys_that_alter
 from scalelab.plan.step.operations import attention_kind
 
 GIB = 2**30
@@ -23,7 +24,7 @@ TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("m
 
 def describe_verdict(plan: Any, command: Command) -> list[str]:
     """Format the verdict on a `scalelab.plan.Plan`; `command` makes a command line from a plan and changed keys."""
-    return [*_describe_answer(plan, command), *_describe_even(plan, command)]
+    return [*_describe_answer(plan, command), *describe_even(plan, command)]
 
 
 def _describe_answer(plan: Any, command: Command) -> list[str]:
@@ -66,7 +67,9 @@ def _describe_hopeless(plan: Any, subject: str, command: Command) -> list[str]:
     if least:
         text.append(f"least is lacking, {_gib(-least.margin_bytes)} GiB, with: {list_options(least.changes)}")
     more = f"it fits from {plan.fits_from:,} devices on" if plan.fits_from else "it fits on no number that was tried"
-    return [*text, f"{more} (of powers of two times {plan.devices:,})"]
+    on = types.SimpleNamespace(devices=plan.fits_from)
+    paste = [f"paste: {command(on, plan.fits_with)}"] if plan.fits_from else []
+    return [*text, f"{more} (of powers of two times {plan.devices:,})", *paste]
 
 
 def _problem(plan: Any, subject: str) -> str:
@@ -153,7 +156,7 @@ def _describe_pinned(plan: Any, command: Command) -> list[str]:
     return [f"{head}with it {_step_and_mfu(plan if plan.runs else plan.nearest.plan)}"]
 
 
-def _describe_even(plan: Any, command: Command) -> list[str]:
+def describe_even(plan: Any, command: Command) -> list[str]:
     """Format what a batch near an odd one takes, where it is much faster."""
     if not plan.even:
         return []

@@ -12,7 +12,7 @@ from scalelab.errors import BadInput
 from scalelab.plan.budget.shape import Shape, build_config
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import step_memory
-from scalelab.plan.memory.search import Candidate, fastest_fit, nearest_fit
+from scalelab.plan.search.nearest import Candidate, fastest_fit, nearest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
 

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab.config import Layout, Static
+from scalelab.config import Layout, Static, with_fields
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
@@ -71,9 +71,9 @@ def apply_mesh(
     layout = static.layout
     if mesh is not None:
         asked = parse_mesh(mesh)
-        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | asked)
+        layout = with_fields(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | asked)
         if layout.expert == 1 and "expert_buffer" not in asked:  # the config's is for the config's mesh
-            layout = dataclasses.replace(layout, expert_buffer=0.0)
+            layout = with_fields(layout, expert_buffer=0.0)
         if devices is None and -1 in dataclasses.astuple(layout):
             raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")
     if devices is not None and devices < 1:
@@ -96,11 +96,14 @@ def apply_mesh(
 
 def with_layout(static: Static, layout: Layout) -> Static:
     """`static` on this resolved layout, with what of it the model's program depends on."""
-    model = dataclasses.replace(
-        static.model, sequence_parallel=layout.sequence and layout.tensor != 1,
-        expert_buffer=layout.expert_buffer if layout.expert != 1 else 0.0,
-    )  # fmt: skip
-    return dataclasses.replace(static, model=model, layout=layout)
+    model = with_fields(static.model, **mesh_fields(layout))
+    return with_fields(static, model=model, layout=layout)
+
+
+def mesh_fields(layout: Layout) -> dict[str, Any]:
+    """The fields of a model's shape that its mesh decides."""
+    buffer = layout.expert_buffer if layout.expert != 1 else 0.0
+    return {"sequence_parallel": layout.sequence and layout.tensor != 1, "expert_buffer": buffer}
 
 
 def partial_mesh(
@@ -124,7 +127,7 @@ def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout
     data = devices // (fsdp * tensor * context)
     sizes: dict[str, Any] = {"data": data, "fsdp": fsdp, "tensor": tensor, "context": context}
     product = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
-    return dataclasses.replace(layout, **sizes), f"mesh: {product}, chosen as the config has none"
+    return with_fields(layout, **sizes), f"mesh: {product}, chosen as the config has none"
 
 
 def layout_refusals(static: Static) -> list[str]:

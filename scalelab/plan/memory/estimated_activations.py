@@ -3,10 +3,9 @@
 For who compares many layouts; `saved_activations.py` counts them.
 """
 
-import dataclasses
 import math
 
-from scalelab.config import Static
+from scalelab.config import Static, with_fields
 from scalelab.config.choices import pick
 from scalelab.model.stacks import kinds
 from scalelab.plan.memory.saved_activations import SavedActivations, count_block_activations
@@ -25,7 +24,7 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     """
     shape = static.model
     each_kind = kinds(shape).items()
-    grown = sum(depth * _estimate_layer(dataclasses.replace(static, model=kind)) for kind, depth in each_kind)
+    grown = sum(depth * _estimate_layer(with_fields(static, model=kind)) for kind, depth in each_kind)
     return SavedActivations(
         grown + bytes_outside_blocks(static), 4 * shape.d_model * shape.vocab_size // static.layout.tensor
     )

@@ -7,35 +7,31 @@ peaks of steps compiled for TPUs and H100s stands in checks/results/compiled.md.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Static
+from scalelab.config import Layout, Static, with_fields
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
-from scalelab.model.declare import Declaration
 from scalelab.model.experts.ways import CHOOSERS
-from scalelab.model.stacks import kinds, stacks
+from scalelab.model.stacks import kinds
 from scalelab.model.sums.cross_entropy import chunk_tokens
-from scalelab.parallel import gathered, rules
+from scalelab.parallel import rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations, megatron, saved_activations
+from scalelab.plan.memory.held import gathered_bytes, gradient_bytes, parameter_bytes, state_bytes
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.device_share import rows_per_device
 from scalelab.plan.step.efficiency import machine_platform
 from scalelab.precision.policy import POLICIES, array_dtype
-from scalelab.sharding import STAGE_AXIS, Capability
+from scalelab.sharding import Capability
 from scalelab.train.step import state as state_lib
 
 ESTIMATES = ("logits", "temporary")
@@ -85,9 +81,9 @@ def memory_on_backend(
     kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
     way = static.model.expert_products
     way = CHOOSERS[way](backend) if way in CHOOSERS else way
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel, expert_products=way))
+    static = with_fields(static, model=with_fields(static.model, attention=kernel, expert_products=way))
     grown, fixed = _saved_bytes(static, count_saved)
-    components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
+    components = {name: trials * size for name, size in state_bytes(static).items()} | {
         "gradients": gradient_bytes(static),
         "activations": grown + fixed,
         "logits": _logits_bytes(static, backend),
@@ -99,108 +95,6 @@ def memory_on_backend(
     notes, formula = tuple(_memory_notes(static)), megatron.formula_bytes(static)
     margin, has_experts = capacity - total, static.model.n_experts > 0
     return Memory(components, total, least, capacity, total <= capacity, margin, formula, notes, has_experts)
-
-
-def _state_key(static: Static) -> Static:
-    """`static` with what the state does not depend on at its default: many ways to compute a step share one."""
-    return dataclasses.replace(
-        static, model=static.model.plain, layout=_layout_key(static.layout), global_batch=1, accumulate=1, batch_ramp=()
-    )
-
-
-def _layout_key(layout: Layout) -> Layout:
-    """`layout` without what splits or sends activations alone: parameters and state lie as before."""
-    return dataclasses.replace(layout, sequence=False, microbatches=1, expert_buffer=0.0)
-
-
-@functools.cache
-def _state_bytes(static: Static) -> dict[str, int]:
-    """Bytes of a state's parts, as `state.state_specs` lays them out. Cached: callers must not modify it."""
-    like, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
-    sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
-    by_part = dict(zip(like._fields, sizes, strict=True))
-    small = sum(n for name, n in by_part.items() if name not in ("params", "opt_state", "ema", "variables"))
-    moments = by_part["opt_state"] - state_lib.host_bytes(static)
-    parts = {"parameters": by_part["params"], "optimizer": moments + small}
-    if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
-        parts["master"] = _parameter_bytes(static, rules.parameter_specs)
-    copies, kept = gathered_bytes(static) + slot_bytes(static), sum(by_part.values()) * static.guard.rerun
-    more = {"copies": copies, "average": by_part["ema"], "variables": by_part["variables"], "kept state": kept}
-    return parts | {name: size for name, size in more.items() if size}
-
-
-def gathered_bytes(static: Static) -> int:
-    """Bytes of the weights that ZeRO 1 and 2 gather once a step."""
-    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
-    formats = [(d, gathered.gathered_format(static, d)) for d in declared]
-    whole = [(d, form, rules.parameter_spec(d, False, False)) for d, form in formats if form is not None]
-    return sum(device_bytes(d.shape, form, spec, static.layout) for d, form, spec in whole)
-
-
-def slot_bytes(static: Static) -> int:
-    """Bytes of the weights that a step lays out in slots, the empty ones too; none where stages are even."""
-    even = has_even_stages(static.model, static.layout)
-    return 0 if even else _parameter_bytes(static, rules.stage_specs, blocks=True)
-
-
-def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
-    split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-    pairs = zip(jax.tree.leaves(tree), split, strict=True)
-    return sum(device_bytes(x.shape, x.dtype, spec, layout) for x, spec in pairs)
-
-
-def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
-    """Bytes of an array split by `spec` on the fullest device. Stages have as many slots for layers in each round."""
-    number = 1
-    for axis, (size, entry) in enumerate(zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True)):
-        axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        parts = math.prod(getattr(layout, name) for name in axes)
-        rounds = layout.rounds if axis == 0 and STAGE_AXIS in axes else 1
-        number *= rounds * math.ceil(size / (parts * rounds))
-    return number * jnp.dtype(kind).itemsize
-
-
-def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
-    """Four bytes of every parameter, or of those of the `blocks`, split as `rule` says."""
-    return _split_bytes(static.model.plain, _layout_key(static.layout), rule, blocks)
-
-
-@functools.cache
-def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
-    declared, specs = transformer.parameter_declarations(shape), rule(shape, layout)
-    if blocks:
-        declared, specs = ({stack.name: tree[stack.name] for stack in stacks(shape)} for tree in (declared, specs))
-    sizes = jax.tree.map(lambda d: d.shape, declared, is_leaf=lambda d: isinstance(d, Declaration))
-    if rule is rules.stage_specs and layout.stage > 1:  # a stack has as many slots in every chunk
-        for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
-            sizes[stack.name] = jax.tree.map(lambda d, n=table.size: (n, *d.shape[1:]), declared[stack.name])
-    like = jax.tree.map(lambda size: jax.ShapeDtypeStruct(size, jnp.float32), sizes, is_leaf=_is_size)
-    return _tree_bytes(like, specs, layout)
-
-
-def _is_size(x: Any) -> bool:
-    return isinstance(x, tuple)
-
-
-def gradient_bytes(static: Static) -> int:
-    """Bytes of fp32 gradients: split as the parameters, or by ZeRO's stage where micro-batches are summed, twice then.
-
-    Layer by layer those of a block exist, or of what stands before or behind the blocks.
-    """
-    if static.updates_layers:
-        return _largest_part_bytes(static.model.plain)
-    if static.accumulate > 1:
-        return 2 * _parameter_bytes(static, rules.gradient_specs)
-    return _parameter_bytes(static, rules.stage_specs if static.layout.stage > 1 else rules.parameter_specs)
-
-
-@functools.cache
-def _largest_part_bytes(shape: ModelShape) -> int:
-    """Four bytes of every parameter of a block, of the embedding, or of the head, whichever is most."""
-    declared = transformer.parameter_declarations(shape)
-    sizes = {name: sum(d.size for d in jax.tree.leaves(part)) for name, part in declared.items()}
-    depths = {stack.name: stack.depth for stack in stacks(shape)}
-    return 4 * max(size // depths.get(name, 1) for name, size in sizes.items())
 
 
 def _saved_bytes(
@@ -263,17 +157,17 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
-    each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
+    each_kind = [with_fields(static, model=kind) for kind in kinds(shape)]
     block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
     block += max(weight * (multiplied + 4), expert_rows.matrix_entries(static, backend) * (width + 4))
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:
-        chunk = _parameter_bytes(static, rules.stage_specs, blocks=True) // layout.rounds
+        chunk = parameter_bytes(static, rules.stage_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
     block -= min(block, estimated_activations.bytes_outside_blocks(static) * rows)
     if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
-        head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
+        head -= min(head, parameter_bytes(static, rules.parameter_specs, blocks=True))
     block += state_lib.host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return max(0, max(block, head) - _logits_bytes(static, backend))
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from scalelab.config import Layout, Optim, Static
+from scalelab.config import Layout, Optim, Static, with_fields
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds
@@ -74,14 +74,14 @@ def count_block_activations(static: Static, recomputed: bool = False) -> SavedAc
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
     way = shape.expert_products if has_expert_blocks(shape) else "auto"  # of a dense block it says nothing
-    model = dataclasses.replace(canonical.model, remat="none", expert_products=way)
-    canonical = dataclasses.replace(canonical, model=model)
+    model = with_fields(canonical.model, remat="none", expert_products=way)
+    canonical = with_fields(canonical, model=model)
     if canonical.layout.devices == 1:
         return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
-    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
-    alone = dataclasses.replace(canonical, layout=few, global_batch=2 * ROWS)
+    few = with_fields(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context), expert=1)
+    alone = with_fields(canonical, layout=few, global_batch=2 * ROWS)
     by_rows, fixed = _block_bytes(alone, recomputed, layout.tensor, layout.context)
     return SavedActivations(by_rows // ROWS + expert_rows.buffered_bytes(static, recomputed), fixed)
 
@@ -103,12 +103,12 @@ def _smallest_divisor(devices: int) -> int:
 
 def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
-    layout, static = static.layout, dataclasses.replace(static, model=filled_up_shape(static.model, static.layout))
+    layout, static = static.layout, with_fields(static, model=filled_up_shape(static.model, static.layout))
     mesh = Layout(
         data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
         zero=3 if layout.zero or not has_expert_blocks(static.model) else 0,  # 1 to 3 split experts' weights alike
     )  # fmt: skip
-    return dataclasses.replace(
+    return with_fields(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
         global_batch=2 * layout.expert * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _count_at_length(count: Callable[[Static], dict[Any, int]], static: Static) 
     step = layout.context * math.lcm(WHOLE_BLOCKS, layout.tensor)
     first = shape.seq_len % step + step * math.ceil(max(SHORT * layout.context, shape.window) / step)
     n, lengths = (shape.seq_len - first) // step, [first + k * step for k in range(3)]
-    counts = [count(dataclasses.replace(static, model=dataclasses.replace(shape, seq_len=s))) for s in lengths]
+    counts = [count(with_fields(static, model=with_fields(shape, seq_len=s))) for s in lengths]
     sizes = zip(*(each.values() for each in counts), strict=True)
     longer = (a + n * (b - a) + n * (n - 1) // 2 * (c - 2 * b + a) for a, b, c in sizes)
     return dict(zip(counts[0], longer, strict=True))
@@ -140,7 +140,7 @@ def _traced_bytes(static: Static, whole: bool, recomputed: bool) -> dict[str, in
     """The fields of a `SavedActivations`."""
     layout = static.layout
     if layout.devices == 1 or has_expert_blocks(static.model):  # two programs tell what grows with the batch
-        programs = [dataclasses.replace(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
+        programs = [with_fields(static, global_batch=rows * layout.batch_parts) for rows in (1, 2)]
         one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return {"row_bytes": two - one, "fixed_bytes": 2 * one - two}
     residuals = vjp_residuals(static, whole, recomputed)
@@ -163,7 +163,7 @@ def _traced_parts(static: Static, recomputed: bool) -> dict[tuple[int, bool, tup
         each = zip(residuals, split, strict=True)
         return {(i, _grows_with_rows(x), axes): _device_bytes(x) for i, (x, axes) in enumerate(each)}
     # Rows of experts stand one behind the other along one axis, so two programs tell: of as many rows, and of twice.
-    twice = vjp_residuals(dataclasses.replace(static, global_batch=2 * static.global_batch), False, recomputed)
+    twice = vjp_residuals(with_fields(static, global_batch=2 * static.global_batch), False, recomputed)
     sizes = [(_device_bytes(x), _device_bytes(y)) for x, y in zip(residuals, twice, strict=True)]
     both = list(zip(sizes, split, strict=True))
     grown = {(i, True, axes): two - one for i, ((one, two), axes) in enumerate(both)}

@@ -17,7 +17,7 @@ from scalelab.model import decode, transformer
 from scalelab.model.stacks import count_local_layers, kinds
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.memory import device_bytes
+from scalelab.plan.memory.held import device_bytes
 from scalelab.plan.step.block_products import block_products
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import SPLIT_BY_TENSOR

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from scalelab.config import Layout, ModelShape, Static
+from scalelab.config import Layout, ModelShape, Static, with_fields
 from scalelab.model import transformer
 from scalelab.model.count import EXPERTS
 from scalelab.model.declare import Declaration
@@ -89,7 +89,7 @@ def filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 
     keys = up(shape.n_kv_heads, layout.tensor)
     widths: Any = {name: up(getattr(shape, name), layout.tensor) for name in ("d_ff", "d_expert", "vocab_size")}
-    return dataclasses.replace(
+    return with_fields(
         shape,
         **widths,
         n_kv_heads=keys,
@@ -116,8 +116,7 @@ def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
     layers, whole = fullest_device_share(static).layers, static.model.n_layers
     shares = [(kind, layers * depth) for kind, depth in kinds(static.model).items()]
     return [
-        (dataclasses.replace(static, model=kind), share / whole if share % whole else share // whole)
-        for kind, share in shares
+        (with_fields(static, model=kind), share / whole if share % whole else share // whole) for kind, share in shares
     ]
 
 

@@ -3,13 +3,12 @@
 Symbols: T tokens of a micro-batch on the device, K experts of a token, E experts, P devices along `expert`.
 """
 
-import dataclasses
 import functools
 import math
 from typing import NamedTuple
 
 from scalelab.config import Layout as LayoutOfMesh
-from scalelab.config import ModelShape, Static
+from scalelab.config import ModelShape, Static, with_fields
 from scalelab.model.experts.exchange import Buffers, size_buffers, takes_turns
 from scalelab.model.experts.rows import Layout, count_slots
 from scalelab.model.experts.ways import choose_way
@@ -43,7 +42,7 @@ def _over_tensor(static: Static, traits: SystemTraits) -> int:
 def product_layout(static: Static, traits: SystemTraits) -> LayoutOfMesh:
     """The mesh that splits an expert's matrices: without `tensor` where experts are whole."""
     layout = static.layout
-    return dataclasses.replace(layout, tensor=layout.tensor // _over_tensor(static, traits))
+    return with_fields(layout, tensor=layout.tensor // _over_tensor(static, traits))
 
 
 @functools.cache
@@ -244,6 +243,6 @@ def buffered_bytes(static: Static, recomputed: bool) -> int:
         arrived = sent_rows(static) * sum(row_bytes(static))
         return arrived + each * (shape.d_model * (3 if recomputed else not layout.zero) + units + hidden) * sorted_rows
 
-    apart = dataclasses.replace(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
-    more = held(static) - held(dataclasses.replace(static, layout=apart))
+    apart = with_fields(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
+    more = held(static) - held(with_fields(static, layout=apart))
     return max(0, math.ceil(more / sequences_per_device(static)))

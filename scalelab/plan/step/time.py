@@ -96,11 +96,15 @@ def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits:
 
 
 def expected_of(
-    static: Static, machine: Machine, efficiency: Efficiency, ops: tuple[Operation, ...], moves: tuple[Transfer, ...]
-) -> float:
-    """`expected_s` of these operations and transfers."""
-    parts = static, machine, _shares_at(efficiency), by_size(ops, efficiency), moves, idle_share(static)
-    return _step_parts(*parts)["total_s"]
+    static: Static, machine: Machine, efficiency: Efficiency, ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...], idle: float | None = None,
+) -> float:  # fmt: skip
+    """`expected_s` of these operations and transfers. `idle`: the pipeline's, over its busy time, if not the step's."""
+    lost = idle_share(static) if idle is None else idle
+    seconds: float = _step_parts(static, machine, _shares_at(efficiency), by_size(ops, efficiency), moves, lost)[
+        "total_s"
+    ]
+    return seconds
 
 
 def by_size(ops: tuple[Operation, ...], efficiency: Efficiency) -> tuple[Operation, ...]:
@@ -168,7 +172,7 @@ def _step_parts(
     (compute, hbm), update = _compute_seconds(static, machine, ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
     durations = [
-        (move, _transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
+        (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
         for move in moves
     ]
     for move, took in durations:
@@ -192,7 +196,7 @@ def _step_parts(
     }
 
 
-def _transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
+def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
     """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
     layout = static.layout
     if move.sends_rows:

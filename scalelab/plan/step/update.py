@@ -1,13 +1,12 @@
 """What the optimizer's update costs a device: the bytes it keeps, and the products of those that multiply matrices."""
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import Layout, Static, group_hparams, traced_names
+from scalelab.config import Layout, Static, group_hparams, traced_names, with_fields
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
 from scalelab.optim.optimizer import claims_everything
@@ -37,7 +36,7 @@ def update_operations(static: Static) -> list[Operation]:
 
 def _update_key(static: Static) -> Static:
     """`static` with what the optimizer's update does not depend on at its default."""
-    return dataclasses.replace(
+    return with_fields(
         static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
         model=static.model.plain, ema=False,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from scalelab.model import count
 from scalelab.plan.budget.fit_machine import BETWEEN, DAY_S, MOST_DEVICES, in_whole_nodes, round_up
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import paid_hours
-from scalelab.plan.memory.levers import round_batch, without_mesh
-from scalelab.plan.memory.search import Candidate, fastest_fit, without_ramp
+from scalelab.plan.search.levers import round_batch, without_mesh
+from scalelab.plan.search.nearest import Candidate, fastest_fit, with_even_batch, without_ramp
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.time import peak_of_unit
 from scalelab.plan.whole import PINNED, Alternative, plan
@@ -113,6 +113,16 @@ def _plan_candidate(question: _Question, option: Candidate | None, devices: int)
         return None
     best = plan(option.config, question.machine, devices, efficiency=question.efficiency, search=False)
     return Alternative(option.changes, option.alters, best)
+
+
+def plan_even(config: ConfigDict, option: Alternative, efficiency: Efficiency | None = None) -> Alternative | None:
+    """The plan of a count with a batch near its odd one, for as many tokens; None where that is not much faster."""
+    run, machine = option.plan, option.plan.machine
+    question = _Question(config, machine, efficiency or default_efficiency(machine))
+    if "train.global_batch" in option.changes:
+        return None
+    even = _plan_candidate(question, with_even_batch(config, machine, run.devices, question.efficiency), run.devices)
+    return even if even and even.plan.training.days <= PINNED * run.training.days else None
 
 
 def _counts_for_days(question: _Question, days: float) -> Plans:

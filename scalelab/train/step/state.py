@@ -1,6 +1,5 @@
 """Everything a run needs to go on, as one pytree; randomness and data follow from (seed, step)."""
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding, auto_axes
 
-from scalelab.config import Layout, Static, group_hparams, traced_names
+from scalelab.config import Layout, Static, group_hparams, traced_names, with_fields
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves, with_variables, without_variables
 from scalelab.model.transformer import parameter_declarations
@@ -100,8 +99,8 @@ def next_state(static: Static, state: TrainState, outcome: Outcome) -> tuple[Tra
 
 def state_shapes(static: Static) -> TrainState:
     """The shapes and dtypes of a state, for any mesh and batch, without computing it. Cached: do not modify."""
-    like = dataclasses.replace(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
-    return _shapes(dataclasses.replace(like, batch_ramp=(), past=()))
+    like = with_fields(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
+    return _shapes(with_fields(like, batch_ramp=(), past=()))
 
 
 @functools.cache

@@ -110,3 +110,25 @@ def test_the_faster_plan_that_is_printed_fits(capsys):
     faster = next(line for line in capsys.readouterr().out.splitlines()[:5] if line.startswith("faster: "))
     assert main(["plan", *faster.split(": scalelab plan ")[1].split(" "), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["fits"]
+
+
+def print_lines(capsys, *argv):
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.full
+def test_where_nothing_fits_the_command_of_so_many_devices_that_do_is_printed(capsys):
+    text = print_lines(capsys, "--config=llama3_405b", "--hardware=h100", "--devices=8")
+    assert "nothing that was tried fits" in text[0] and text[2].startswith("it fits from 128 devices on")
+    assert "--devices=128 " in text[3]
+    assert print_lines(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))[0].startswith("fits: ")
+
+
+@pytest.mark.full
+def test_of_a_range_the_picks_odd_batch_is_planned_beside_an_even_one_as_of_one_count(capsys):
+    argv = ["--config=llama3_8b", "--hardware=h100", "--config.train.global_batch=1009"]
+    text, one = (print_lines(capsys, *argv, f"--devices={devices}") for devices in ("8..8", "8"))
+    line = next(line for line in text if line.startswith("odd batch: "))
+    assert "with 1,024, for as many tokens" in line
+    assert next(each for each in one if each.startswith("odd batch: ")).split(": ")[:2] == line.split(": ")[:2]

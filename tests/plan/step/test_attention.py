@@ -11,8 +11,8 @@ from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.config import Layout
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.search.advice import advise_changes
 from scalelab.plan.step.device_share import Operation
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import attention_kind, keys_per_query, step_operations

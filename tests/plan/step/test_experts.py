@@ -15,7 +15,8 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import advice, estimated_activations, levers, saved_activations, search
+from scalelab.plan.memory import estimated_activations, saved_activations
+from scalelab.plan.search import advice, levers, nearest
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import step_operations
@@ -245,4 +246,4 @@ def test_a_gpus_loop_waits_for_each_turn_and_the_search_tries_it():
     blocks = static_of(model=model())
     assert levers.with_least_rows(blocks, "gpu").model.expert_products == "loop"
     assert levers.with_least_rows(blocks, "tpu") == levers.with_least_rows(blocks, "cpu") == blocks
-    assert search.keys_that_alter(levers.changed_keys(blocks, of)) == ()
+    assert nearest.keys_that_alter(levers.changed_keys(blocks, of)) == ()

@@ -14,7 +14,7 @@ from scalelab.config import replace_hparams
 from scalelab.errors import BadInput
 from scalelab.jaxprs import matmul_flops
 from scalelab.optim.registry import OPTIMIZERS, find_optimizer
-from scalelab.plan.memory.memory import gradient_bytes
+from scalelab.plan.memory.held import gradient_bytes
 from scalelab.plan.step.flops import count_flops
 from scalelab.train.single import train_single
 from scalelab.train.step.gradients import compute_gradients

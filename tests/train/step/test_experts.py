@@ -17,7 +17,7 @@ from scalelab.model.sums.block_sums import COUNTS, LOSSES
 from scalelab.optim.registry import OPTIMIZERS
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.layout import with_layout
-from scalelab.plan.memory.search import find_refusal
+from scalelab.plan.search.nearest import find_refusal
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import state as state_lib

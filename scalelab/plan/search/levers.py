@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by
-from scalelab.config import Layout, Static, optimizer_defaults
+from scalelab.config import Layout, Static, optimizer_defaults, with_fields
 from scalelab.config.keys import COUNT
 from scalelab.config.steps import schedule_steps
 from scalelab.parallel.mesh import MESH_AXES
@@ -212,7 +212,7 @@ def with_products(static: Static, way: str) -> Static:
     """`static` with its experts multiplied that way."""
     if static.model.expert_products == way:
         return static
-    return dataclasses.replace(static, model=dataclasses.replace(static.model, expert_products=way))
+    return with_fields(static, model=with_fields(static.model, expert_products=way))
 
 
 def with_least_rows(static: Static, platform: str) -> Static:

@@ -13,7 +13,7 @@ from scalelab.parallel import mesh, rules
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron
 from scalelab.plan.memory.memory import Memory, memory_on_backend
-from scalelab.plan.memory.search import nearest_fit
+from scalelab.plan.search.nearest import nearest_fit
 from scalelab.plan.step.device_share import rows_per_device
 from scalelab.plan.step.efficiency import default_efficiency
 

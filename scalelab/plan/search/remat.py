@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import jax
 
 from scalelab import config as config_lib
-from scalelab.config import Static
+from scalelab.config import Static, with_fields
 from scalelab.errors import BadInput
-from scalelab.plan.memory import fits_here
 from scalelab.plan.memory.memory import Memory, memory_on_backend
+from scalelab.plan.search import fits_here
 from scalelab.record import records
 from scalelab.train.lineage.compatibility import is_untrained
 
@@ -35,7 +35,7 @@ class RematChoice:
 
 def with_remat(static: Static, policy: str) -> Static:
     """`static` under another policy."""
-    return dataclasses.replace(static, model=dataclasses.replace(static.model, remat=policy))
+    return with_fields(static, model=with_fields(static.model, remat=policy))
 
 
 def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> RematChoice:

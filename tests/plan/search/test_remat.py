@@ -11,8 +11,8 @@ from scalelab.api.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
-from scalelab.plan.memory import fits_here, remat
 from scalelab.plan.memory.memory import memory_on_backend
+from scalelab.plan.search import fits_here, remat
 from scalelab.record import records
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.lineage.spec import make_train_spec

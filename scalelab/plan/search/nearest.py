@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
@@ -17,14 +16,14 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.parallel import rules
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import levers
-from scalelab.plan.memory.advice import REMAT, advise_changes, list_fastest
+from scalelab.plan.memory.held import state_bytes_on_devices
 from scalelab.plan.memory.host import host_memory
-from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.search import levers
+from scalelab.plan.search.advice import fits_exactly, is_usable, iterate_advice, list_fastest, list_nearly_fitting
+from scalelab.plan.search.candidates import REMAT
 from scalelab.plan.step.efficiency import Efficiency
 from scalelab.plan.step.time import expected_s, peak_of_unit
 from scalelab.precision.policy import POLICIES
-from scalelab.train.step import state as state_lib
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals
 
@@ -68,7 +67,7 @@ def find_refusal(static: Static) -> str | None:
 def fits(static: Static, machine: Machine) -> bool:
     """Whether a step fits the device, counted exactly, and its moments the host where they lie there."""
     host = host_memory(static, machine)
-    return step_memory(static, machine).fits and (host is None or host.fits is not False)
+    return fits_exactly(static, machine) and (host is None or host.fits is not False)
 
 
 def nearest_fit(
@@ -182,10 +181,11 @@ def fewer_devices(config: ConfigDict, machine: Machine, devices: int, efficiency
     return next(filter(None, fits_on), None)
 
 
-def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> int | None:
-    """The first of 2, 4, 8 … times as many devices on which the config fits as it is, in some layout."""
+def devices_that_fit(config: ConfigDict, machine: Machine, devices: int, efficiency: Efficiency) -> Candidate | None:
+    """The config as it is on the first of 2, 4, 8 … times as many devices on which it fits, in its fastest layout."""
     counts = [devices * 2**k for k in range(1, LARGEST_FACTOR.bit_length())]
-    return next((n for n in counts if fastest_fit(config, levers.without_mesh(config), machine, n, efficiency)), None)
+    fits_on = (fastest_fit(config, levers.without_mesh(config), machine, n, efficiency) for n in counts)
+    return next(filter(None, fits_on), None)
 
 
 def fastest_fit(
@@ -203,7 +203,7 @@ def fastest_fit(
         changed = _change(config, changes)
         for unit in {getattr(POLICIES[config_lib.static(changed).precision], name) for name in ("unit", "compute")}:
             peak_of_unit(machine, unit)  # refuses a format that the chip doesn't multiply
-        if _least_bytes(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
+        if state_bytes_on_devices(config_lib.static(changed)) > devices * usable_bytes(machine.chip):
             return None
         start, _ = apply_mesh(config_lib.static(changed), devices, layout if devices > 1 else None)
         for option in _by_time(start, machine, efficiency):
@@ -225,13 +225,6 @@ def _change(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     return config_lib.resolve(config_lib.override(config, changes))
 
 
-def _least_bytes(static: Static) -> int:
-    """Bytes of the state that lies on devices, on all of them together: no layout holds it in fewer."""
-    static = dataclasses.replace(static, layout=Layout())
-    leaves = jax.tree.leaves(state_lib.state_shapes(static))
-    return sum(x.size * x.dtype.itemsize for x in leaves) - state_lib.host_bytes(static)
-
-
 def _by_time(start: Static, machine: Machine, efficiency: Efficiency) -> Iterator[Static]:
     """Layouts of a config by predicted time, each with its best of other kinds of changes, itself among them."""
     if start.model.remat not in REMAT:  # a policy to be chosen
@@ -239,11 +232,13 @@ def _by_time(start: Static, machine: Machine, efficiency: Efficiency) -> Iterato
     if start.updates_layers:  # takes one layout
         yield start
         return
-    fitting = find_refusal(start) is None and fits(start, machine)
-    for way in advise_changes(start, machine, efficiency):
-        if way.fits:
-            yield way.option
-    if fitting:
+    found = False
+    for way in iterate_advice(start, machine, efficiency):
+        found = True
+        yield way.option
+    if not found and not is_usable(start, machine):
+        yield from (way.option for way in list_nearly_fitting(start, machine, efficiency))
+    if find_refusal(start) is None and fits(start, machine):
         yield start
 
 

@@ -11,8 +11,10 @@ from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory import estimated_activations, levers, search
+from scalelab.plan.memory import estimated_activations
 from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.search import levers
+from scalelab.plan.search.nearest import find_refusal, nearest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
 
@@ -55,7 +57,7 @@ def every_plan(tree, machine):
             except BadInput:
                 continue
             static = configs.static(made)
-            if search.find_refusal(static) is None and step_memory(static, machine, fast).fits:
+            if find_refusal(static) is None and step_memory(static, machine, fast).fits:
                 yield expected_s(static, machine, default_efficiency(machine)), keys | {"remat": remat, "each": each}
 
 
@@ -64,7 +66,7 @@ def every_plan(tree, machine):
 def test_the_nearest_plan_is_the_fastest_of_all_that_fit(gib):
     tree, machine = config(), card(gib)
     best = min(every_plan(tree, machine), key=lambda plan: plan[0])
-    nearest = search.nearest_fit(tree, machine, 4, default_efficiency(machine))
+    nearest = nearest_fit(tree, machine, 4, default_efficiency(machine))
     seconds = expected_s(nearest.static, machine, default_efficiency(machine))
     assert step_memory(nearest.static, machine).fits and not nearest.alters
     assert seconds == pytest.approx(best[0], rel=1e-9), (nearest.changes, best)
@@ -107,7 +109,7 @@ def test_a_warm_up_in_tokens_follows_a_rounded_batch():
     """`plan --config=olmo2_7b --devices=24` found nothing: the batch's own warm-up steps contradicted its tokens."""
     changes = {"train.steps": 1000, "train.global_batch": 1024, "schedule.warmup_tokens": 32 * 1024 * 1024}
     tree, machine = config(**changes), load_machine("h100")
-    option = search.nearest_fit(tree, machine, 24, default_efficiency(machine))
+    option = nearest_fit(tree, machine, 24, default_efficiency(machine))
     assert option.changes["train.global_batch"] == 1008 and option.config.schedule.warmup_steps == 33
 
 
@@ -115,7 +117,7 @@ def test_a_warm_up_in_tokens_follows_a_rounded_batch():
 @pytest.mark.parametrize("devices", [3, 6, 7])
 def test_devices_that_do_not_divide_the_batch_get_a_plan_that_the_trainer_takes(devices):
     tree, machine = config(), load_machine("h100")
-    option = search.nearest_fit(tree, machine, devices, default_efficiency(machine))
+    option = nearest_fit(tree, machine, devices, default_efficiency(machine))
     made = configs.static(configs.resolve(configs.override(tree, option.changes)))
-    assert made.layout.devices == devices and search.find_refusal(made) is None and step_memory(made, machine).fits
+    assert made.layout.devices == devices and find_refusal(made) is None and step_memory(made, machine).fits
     assert "train.global_batch" in option.alters and made.global_batch % devices == 0

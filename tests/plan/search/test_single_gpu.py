@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory.single_gpu import list_fits
+from scalelab.plan.search.single_gpu import list_fits
 from tests.plan.small import static_of
 
 # The papers' own: LLaMA-7B with sequences of 256 tokens.

@@ -13,8 +13,9 @@ from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import estimated_activations, saved_activations
-from scalelab.plan.memory.advice import LONG, _context_sizes, advise_changes
 from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.search.advice import advise_changes
+from scalelab.plan.search.candidates import LONG, _context_sizes
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s, step_time
 

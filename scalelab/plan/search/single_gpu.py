@@ -15,9 +15,9 @@ from scalelab.config import Layout, Static
 from scalelab.model import pieces, transformer
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory import levers
 from scalelab.plan.memory.memory import Memory, step_memory
-from scalelab.plan.memory.search import Candidate, fastest_fit
+from scalelab.plan.search import levers
+from scalelab.plan.search.nearest import Candidate, fastest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 
 MOST_ROWS = 4096

@@ -13,8 +13,8 @@ from scalelab.api.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
-from scalelab.plan.memory.fits_here import memory_if_too_large
 from scalelab.plan.memory.memory import memory_on_backend
+from scalelab.plan.search.fits_here import memory_if_too_large
 from tests.plan.small import static_of
 
 
@@ -92,7 +92,7 @@ def test_trials_of_one_program_each_keep_a_state(monkeypatch):
 def test_unknown_devices_and_small_runs_are_not_looked_at(monkeypatch, tmp_path):
     """No tracing: `scalelab train` of the tiny config starts as before."""
     config = config_lib.resolve(base.get_config())
-    monkeypatch.setattr("scalelab.plan.memory.fits_here.memory_on_backend", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr("scalelab.plan.search.fits_here.memory_on_backend", lambda *_: pytest.fail("looked at"))
     settle_memory(config, tmp_path, force=False)
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: 0)
     settle_memory(config_lib.load("configs/recipes/safe_7b.py"), tmp_path, force=False)

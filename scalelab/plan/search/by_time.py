@@ -1,0 +1,219 @@
+"""Options that the trainer takes and that seem to fit, fastest first, each accounted for when its turn comes.
+
+A bound that is cheap keeps most from their turn: a step takes no less than its products and passes with all sequences
+of a device at once and weights sent once, and what lies on a device between steps has to fit. The order is that of all
+options accounted for (tests/plan/search/test_by_time.py).
+"""
+
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from scalelab.config import Layout, Static, with_fields
+from scalelab.hardware.chips import compute_capability
+from scalelab.hardware.device_memory import usable_bytes
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory import estimated_activations
+from scalelab.plan.memory.held import held_bytes, state_bytes_on_devices
+from scalelab.plan.memory.memory import Memory, memory_on_backend
+from scalelab.plan.search import levers
+from scalelab.plan.search.candidates import WAVES, micro_batch_sizes, trainer_verdict
+from scalelab.plan.step.device_share import pipeline_bubble
+from scalelab.plan.step.efficiency import Efficiency, machine_platform
+from scalelab.plan.step.operations import step_operations
+from scalelab.plan.step.time import expected_of, expected_s, transfer_s
+from scalelab.plan.step.traffic import Transfer, step_transfers
+from scalelab.sharding import Capability
+
+TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
+# Of what is taken for a bound. Experts' rows are rounded to blocks, so a larger micro-batch may lose a little.
+SURE, SURE_WITH_EXPERTS = 1 - 1e-9, 0.95
+# Axes that split a block's work, and sums over them that depend on how weights are split.
+SPLITTING, SUMMED = ("tensor", "context", "expert"), ("gradients", "gradients of gains", "gradients of experts")
+Ranked = tuple[float, tuple[float, ...], Static]  # seconds, place among all options, option
+
+
+def rank_by_time(
+    options: Iterable[Static],
+    asked: Static,
+    machine: Machine,
+    efficiency: Efficiency,
+    count_changes: Callable[[Static], int] = lambda option: 0,
+) -> Iterator[tuple[Static, float]]:
+    """(option, seconds of a full step) of options that the trainer takes, with micro-batches that they seem to hold.
+
+    The TWICE fastest also with experts multiplied as `asked`, though what that needs is not counted yet. Of equally
+    fast ones that with the fewest changes comes first, then the first of the `options`.
+    """
+    options, way = list(options), asked.model.expert_products
+    ranked: Iterator[Ranked] = _rank_sizes(options, machine, efficiency)
+    if any(option.model.expert_products != way for option in options):
+        ranked = _merge_twice(ranked, _rank_sizes(options, machine, efficiency, way), way)
+    for seconds, equal in itertools.groupby(ranked, key=lambda entry: entry[0]):
+        for _, _, option in sorted(equal, key=lambda entry: (count_changes(entry[2]), entry[1])):
+            yield option, seconds
+
+
+def _merge_twice(ranked: Iterator[Ranked], other: Iterator[Ranked], way: str) -> Iterator[Ranked]:
+    """`ranked`, with the `other` times of its first TWICE, those with experts multiplied the other `way`."""
+    first: dict[Static, int] = {}  # of `ranked`, as far as it was asked for
+    entries: list[Ranked] = []
+    upcoming, at = next(other, None), 0
+
+    def ask() -> bool:
+        entry = next(ranked, None)
+        if entry is not None:
+            first[entry[2]] = len(entries)
+            entries.append(entry)
+        return entry is not None
+
+    while at < len(entries) or ask():
+        while upcoming is not None and upcoming[0] < entries[at][0]:
+            seconds, _, option = upcoming
+            while option not in first and len(entries) < TWICE and ask():
+                pass
+            if first.get(option, TWICE) < TWICE:
+                yield seconds, (math.inf, first[option]), levers.with_products(option, way)
+            upcoming = next(other, None)
+        yield entries[at]
+        at += 1
+    for seconds, _, option in itertools.chain([] if upcoming is None else [upcoming], other):
+        if first[option] < TWICE:
+            yield seconds, (math.inf, first[option]), levers.with_products(option, way)
+
+
+def _rank_sizes(
+    options: Iterable[Static], machine: Machine, efficiency: Efficiency, way: str | None = None
+) -> Iterator[Ranked]:
+    """Those of `rank_by_time` as their memory seems to hold them, by time and place.
+
+    `way`: the times are those with experts multiplied that way.
+    """
+    bounds, holdings = _Bounds(machine, efficiency), Holdings(machine)
+
+    def timed_as(option: Static) -> Static:
+        return option if way is None else levers.with_products(option, way)
+
+    ahead = [(bounds.busy_s(timed_as(option)), i, False, option) for i, option in enumerate(options)]
+    heapq.heapify(ahead)
+    timed: list[tuple[float, int, Static]] = []
+    place: dict[Static, tuple[int, int]] = {}
+    while ahead or timed:
+        if timed and not (ahead and ahead[0][0] <= timed[0][0]):  # nothing is as fast that is still to come
+            seconds, equal = timed[0][0], []
+            while timed and timed[0][0] == seconds:
+                equal.append(heapq.heappop(timed)[2])
+            yield from ((seconds, place[option], option) for option in sorted(equal, key=place.__getitem__))
+            continue
+        _, i, sends, option = heapq.heappop(ahead)
+        if not sends:
+            if holdings.may_fit(option):
+                heapq.heappush(ahead, (bounds.least_s(timed_as(option)), i, True, option))
+            continue
+        if not holdings.seems_to_fit(option):
+            continue
+        for j, size in enumerate(micro_batch_sizes(option, estimate_memory(option, machine))):
+            if size not in place:
+                heapq.heappush(timed, (full_step_s(timed_as(size), machine, efficiency), len(place), size))
+            place[size] = min(place.get(size, (i, j)), (i, j))
+
+
+class _Bounds:
+    """Seconds that no micro-batch gets an option below: what many options share."""
+
+    def __init__(self, machine: Machine, efficiency: Efficiency) -> None:
+        self.machine, self.efficiency = machine, efficiency
+        self.busy: dict[tuple[str, Layout], float] = {}
+        self.weights: dict[Layout, tuple[float, float]] = {}
+
+    def busy_s(self, option: Static) -> float:
+        """Of products and passes, and of what is sent between the devices that split a block's work."""
+        layout = option.layout
+        most = max(layout.microbatches, WAVES * layout.stage) if layout.stage > 1 else 1
+        alike = with_fields(layout, data=layout.data * layout.fsdp, fsdp=1, zero=3, microbatches=1)
+        key = (option.model.remat, alike)
+        if key not in self.busy:
+            whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
+            ops = step_operations(whole, self.machine)
+            ops = tuple(op for op in ops if op.part != "update" and not op.name.endswith("rounding"))
+            moves = tuple(filter(_splits_work, step_transfers(whole)))
+            idle = pipeline_bubble(with_fields(alike, microbatches=most), whole.model.n_layers).over_ideal
+            seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, idle)
+            self.busy[key] = seconds * (SURE_WITH_EXPERTS if option.model.n_experts else SURE)
+        return self.busy[key]
+
+    def least_s(self, option: Static) -> float:
+        """`busy_s` and what of weights and gradients, each sent once, no computing hides."""
+        layout = with_fields(option.layout, microbatches=1)
+        if layout not in self.weights:
+            whole, at = with_fields(option, layout=layout, accumulate=1, batch_ramp=()), self.efficiency
+            share = at.network.expected * at.measured.expected
+            seconds = {True: 0.0, False: 0.0}
+            for move in step_transfers(whole):
+                if not _splits_work(move) and move.axis != "stage":
+                    seconds[move.hidden] += SURE * transfer_s(whole, self.machine, move, share)
+            self.weights[layout] = seconds[False], seconds[True]
+        busy, (waited, hideable) = self.busy_s(option), self.weights[layout]
+        return busy + waited + hideable - min(self.efficiency.overlap.expected * hideable, busy)
+
+
+def _splits_work(move: Transfer) -> bool:
+    return move.axis in SPLITTING and move.what not in SUMMED
+
+
+@functools.cache
+def _full_step_s(option: Static, machine: Machine, efficiency: Efficiency) -> float:
+    return expected_s(option, machine, efficiency)
+
+
+def full_step_s(option: Static, machine: Machine, efficiency: Efficiency) -> float:
+    """Seconds of a step after the batch's warm-up, cached: a plan's searches ask for the same options."""
+    return _full_step_s(with_fields(option, batch_ramp=()), machine, efficiency)
+
+
+class Holdings:
+    """What the options of one search hold between steps: many share it, and most that don't fit hold too much."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.capacity = machine, usable_bytes(machine.chip)
+        self.known: dict[tuple[Layout, bool], int] = {}
+        self.state_bytes: float | None = None
+
+    def least_bytes(self, option: Static) -> float:
+        """Bytes of the state over all devices that may split it: no layout has less on a device."""
+        layout = option.layout
+        if self.state_bytes is None:
+            self.state_bytes = state_bytes_on_devices(option)
+        return self.state_bytes / (layout.fsdp * layout.tensor * layout.expert * layout.stage)
+
+    def held_bytes(self, option: Static) -> int:
+        """`memory.held_bytes` of an option, without its batch."""
+        layout = with_fields(option.layout, sequence=False, microbatches=1, expert_buffer=0.0)
+        key = layout, option.accumulate > 1
+        if key not in self.known:
+            self.known[key] = held_bytes(option)
+        return self.known[key]
+
+    def may_fit(self, option: Static) -> bool:
+        """Whether the trainer takes an option, and the device holds what it keeps between steps."""
+        held = self.least_bytes(option) <= self.capacity and self.held_bytes(option) <= self.capacity
+        return held and trainer_verdict(option)[0]
+
+    def seems_to_fit(self, option: Static) -> bool:
+        """Whether an option may fit, and does with estimated activations."""
+        return self.may_fit(option) and estimate_memory(option, self.machine).fits
+
+
+def estimate_memory(option: Static, machine: Machine) -> Memory:
+    """A step's memory with estimated activations: no trace of the whole model. A batch's warm-up changes none of it."""
+    option, chip = with_fields(option, batch_ramp=()), machine.chip
+    return _estimate_on(option, machine_platform(machine), usable_bytes(chip), compute_capability(chip))
+
+
+@functools.cache
+def _estimate_on(option: Static, backend: str, capacity: int, capability: Capability | None) -> Memory:
+    """`estimate_memory`, cached: a plan's searches ask for the same options. Callers must not modify it."""
+    count = estimated_activations.estimate_saved_activations
+    return memory_on_backend(option, backend, capacity, 1, count, capability)

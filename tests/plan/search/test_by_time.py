@@ -1,0 +1,99 @@
+"""Options by time as they come, one by one, against all of them accounted for at once."""
+
+import dataclasses
+
+import pytest
+
+from scalelab import config as configs
+from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.search import advice, by_time, levers
+from scalelab.plan.search.candidates import list_options, micro_batch_sizes, trainer_verdict
+from scalelab.plan.step.efficiency import default_efficiency, machine_platform
+
+GIB = 2**30
+
+
+def space(recipe, hardware, devices, gib, **keys):
+    """(config, machine with so much memory, its options)."""
+    known = load_machine(hardware)
+    machine = dataclasses.replace(known, chip=dataclasses.replace(known.chip, given_bytes=int(gib * GIB)))
+    config = configs.load(f"configs/recipes/{recipe}.py")
+    static, _ = apply_mesh(configs.static(configs.resolve(configs.override(config, keys))), devices)
+    return static, machine, list(list_options(levers.with_least_rows(static, machine_platform(machine)), machine))
+
+
+def rank_all_at_once(options, asked, machine, efficiency):
+    """The order by its definition: every option's memory, and every fitting one's time, with nothing left out."""
+    memory = {option: by_time.estimate_memory(option, machine) for option in options}
+    fitting = {option: needed for option, needed in memory.items() if needed.fits and trainer_verdict(option)[0]}
+    sizes = dict.fromkeys(size for option, needed in fitting.items() for size in micro_batch_sizes(option, needed))
+    seconds = {size: by_time.full_step_s(size, machine, efficiency) for size in sizes}
+    fastest = sorted(seconds, key=seconds.__getitem__)[: by_time.TWICE]
+    others = [levers.with_products(option, asked.model.expert_products) for option in fastest]
+    seconds |= {option: by_time.full_step_s(option, machine, efficiency) for option in others}
+    return sorted(seconds.items(), key=lambda entry: (entry[1], len(levers.changed_keys(asked, entry[0]))))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hardware", "devices", "gib", "keys"),
+    [
+        ("llama3_8b", "h100", 16, 70, {}),
+        pytest.param("llama3_8b", "h100", 16, 20, {}, marks=pytest.mark.full),
+        pytest.param("llama3_70b", "a100", 64, 75, {"precision.name": "bf16"}, marks=pytest.mark.full),
+        pytest.param("olmoe_1b_7b", "h100", 16, 20, {}, marks=pytest.mark.full),
+        pytest.param("olmoe_1b_7b", "h100", 16, 70, {"parallel.expert_buffer": 1.5}, marks=pytest.mark.full),
+        pytest.param("qwen3_30b_a3b", "b200", 32, 150, {}, marks=pytest.mark.full),
+        pytest.param("qwen3_30b_a3b", "v5p", 32, 60, {}, marks=pytest.mark.full),
+    ],
+)
+def test_options_come_in_the_order_of_all_accounted_for(recipe, hardware, devices, gib, keys):
+    asked, machine, options = space(recipe, hardware, devices, gib, **keys)
+    efficiency = default_efficiency(machine)
+    changes = lambda option: len(levers.changed_keys(asked, option))  # noqa: E731
+    ranked = list(by_time.rank_by_time(options, asked, machine, efficiency, changes))
+    assert ranked == rank_all_at_once(options, asked, machine, efficiency) and len(ranked) > 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("recipe", "hardware", "devices"),
+    [("llama3_8b", "h100", 64), ("llama3_405b", "h100", 512), ("deepseek_v3", "h800", 512), ("olmoe_1b_7b", "v6e", 64)],
+)
+def test_no_option_is_faster_than_its_bound(recipe, hardware, devices):
+    """With every micro-batch there may be, and every ZeRO stage."""
+    _, machine, options = space(recipe, hardware, devices, 1e6)
+    efficiency, bounds = default_efficiency(machine), by_time._Bounds(machine, default_efficiency(machine))
+    for option in options[:: max(1, len(options) // 150)]:
+        for size in micro_batch_sizes(option, by_time.estimate_memory(option, machine)):
+            assert bounds.least_s(option) <= by_time.full_step_s(size, machine, efficiency), size.layout
+
+
+def test_few_options_are_accounted_for_before_the_first():
+    """Of 70B on 256 H100: a bound that held nothing back would account for all."""
+    asked, machine, options = space("llama3_70b", "h100", 256, 70)
+    by_time._full_step_s.cache_clear()
+    next(by_time.rank_by_time(options, asked, machine, default_efficiency(machine)))
+    assert by_time._full_step_s.cache_info().misses < len(options) / 4
+
+
+def test_where_all_hold_too_much_nothing_is_estimated():
+    asked, machine, options = space("llama3_70b", "h100", 256, 3)
+    by_time._estimate_on.cache_clear()
+    assert list(by_time.rank_by_time(options, asked, machine, default_efficiency(machine))) == []
+    assert by_time._estimate_on.cache_info().misses == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("gib", [8, 20])
+def test_what_lacks_least_is_the_least_of_each_kind(gib):
+    """By all options' estimates: 70B on 64 H100 that have 8 or 20 GiB fits nowhere."""
+    asked, machine, _ = space("llama3_70b", "h100", 64, gib)
+    options, efficiency = advice._list_options(asked, machine), default_efficiency(machine)
+    best = {}
+    for option in sorted(options, key=lambda option: by_time.estimate_memory(option, machine).total):
+        kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(asked, option)))
+        if kinds and kinds not in best and trainer_verdict(option)[0] and len(best) < 6:
+            best[kinds] = option
+    ways = advice.advise_changes(asked, machine, efficiency)
+    assert [way.option for way in ways] == list(best.values()) and not any(way.fits for way in ways)
