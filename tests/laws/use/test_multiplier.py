@@ -232,6 +232,19 @@ def test_options_that_make_no_sense(options, message):
 
 
 @pytest.mark.full
+def test_where_rungs_hardly_determine_the_law_no_effect_is_adopted_in_80_percent():
+    """Three rungs of two seeds with 0.5 % of scatter: twice and four times the compute are adopted no more often."""
+    budgets = (1e11, 1e11 * 40**0.5, 4e12)
+    law = {"E": E, "A": A, "alpha": ALPHA, "unit": UNIT}
+    assert smallest_effect(budgets, 2, 0.005, 0.5, law, budgets[-1]) is None
+    assert smallest_effect(budgets, 5, 0.005, 0.5, law, budgets[-1]) < 1.3
+    for m in (2.0, 4.0):
+        tried = [study(m, budgets=budgets, seeds=2, noise=0.005, correlation=0.5, rng=i) for i in range(60)]
+        adopted = [judge(rows, draws=300).verdict.startswith("adopt") for rows in tried]
+        assert np.mean(adopted) < 0.7
+
+
+@pytest.mark.full
 def test_the_smallest_effect_is_adopted_in_about_80_percent():
     budgets = (1e11, 4e11, 1.6e12, 6.4e12)
     law = {"E": E, "A": A, "alpha": ALPHA, "unit": UNIT}

@@ -14,10 +14,10 @@ MODULE = "scalelab.experiments.ablation_variants"
 CANNOT = "3 budgets can't predict the largest: E, alpha and A of the baseline's law need 3 budgets below it"
 
 
-def arguments(*options, budgets="1e9,2e9,4e9"):
+def arguments(*options, budgets="1e9,2e9,4e9", seeds=2):
     sizes = ",".join("16" for _ in budgets.split(","))
     return ["ablate", f"--baseline={MODULE}:plain", f"--variant={MODULE}:qk_norm", f"--budgets={budgets}",
-            f"--sizes={sizes}", "--seeds=2", "--config.model.n_layers=1", *options]  # fmt: skip
+            f"--sizes={sizes}", f"--seeds={seeds}", "--config.model.n_layers=1", *options]  # fmt: skip
 
 
 def loss_of(name, config):
@@ -83,9 +83,9 @@ def test_a_study_in_which_nothing_scatters_ends(tmp_path):
 @pytest.mark.full
 def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, capsys):
     folder, noise = seeds
-    plan = planned(capsys, f"--noise={folder}")
+    plan = planned(capsys, f"--noise={folder}", seeds=5)
     assert plan["noise"] == pytest.approx(noise, rel=1e-6) and plan["smallest_effect"] is not None
-    assert main(arguments("--plan", f"--noise={folder}")) == 0
+    assert main(arguments("--plan", f"--noise={folder}", seeds=5)) == 0
     text = capsys.readouterr().out
     assert f"noise of a run's loss {noise:.2%} (90%: " in text and f"measured on 5 runs in {folder}" in text
     (folder / "lr0.001-s0" / "record.json").write_text("{")
@@ -97,17 +97,21 @@ def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, ca
 
 @pytest.mark.full
 def test_where_no_noise_is_known_the_power_is_printed_for_a_range(tmp_path, capsys):
-    plan = planned(capsys, f"--workdir={tmp_path / 'new'}")
+    plan = planned(capsys, f"--workdir={tmp_path / 'new'}", seeds=5)
     assert plan["noise"] is None and plan["smallest_effect"] is None
     assert list(plan["by_noise"]) == ["0.002", "0.005", "0.01", "0.02"]
     assert main(arguments("--plan")) == 0
+    assert "more than any if the noise is 2.0%" in capsys.readouterr().out  # two seeds on three rungs
+    assert main(arguments("--plan", seeds=5)) == 0
     text = capsys.readouterr().out
     assert "noise of a run's loss not known" in text
     for noise, least in plan["by_noise"].items():
         assert f"{least - 1:.1%} if the noise is {float(noise):.1%}" in text
-    assert planned(capsys, "--noise=0.01")["smallest_effect"] == pytest.approx(plan["by_noise"]["0.01"])
+    assert planned(capsys, "--noise=0.01", seeds=5)["smallest_effect"] == pytest.approx(plan["by_noise"]["0.01"])
     assert planned(capsys, "--noise=0.01", "--correlation=1")["smallest_effect"] == 1.02  # --worth: pairs are equal
-    dear, cheap = (planned(capsys, "--noise=0.01", f"--worth={worth}")["smallest_effect"] for worth in (1.1, 1.02))
+    dear, cheap = (
+        planned(capsys, "--noise=0.002", f"--worth={worth}", seeds=5)["smallest_effect"] for worth in (1.1, 1.02)
+    )
     assert 1 < dear / cheap < 1.1 / 1.02  # in a narrower region adopt and reject err together: a wider interval
 
 

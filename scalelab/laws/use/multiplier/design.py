@@ -15,6 +15,7 @@ from scalelab.laws.use.multiplier.verdict import critical_value, errors_of_t, ju
 BEYOND = 3.0
 MOST_SEEDS = 8  # further pairs at one rung that are considered
 USUAL_DISCREPANCY = (0.01, 0.01)  # bend and jumps beside the line, before any is measured
+MOST_BY_LAW = 0.15  # of log m: E lies between 0 and the least loss, which a linear error does not know
 BORROWED = 0.2  # of a degree of freedom at another rung: what intervals of 4 x 2 to 5 x 5 equal rungs show
 
 
@@ -47,8 +48,9 @@ def smallest_effect(
     worth: float = WORTH,
     family: int = 1,
 ) -> float | None:
-    """The least m at the target that comes out "adopt" with this power; None with one seed, which has no interval.
+    """The least m at the target that comes out "adopt" with this power; None where none does, or with one seed.
 
+    The error of the baseline's law grows with the effect: where few rungs hardly determine it, no effect is enough.
     `noise`: relative s.d. of a run's loss; `correlation` of the sides' losses of a seed; `worth` and `family`: what m
     has to be above, and how many variants are judged together.
     """
@@ -59,9 +61,27 @@ def smallest_effect(
     error = target_error(rungs, np.full(len(rungs), seeds), pair_noise, law, target)
     df = (seeds - 1) * (1 + BORROWED * (len(rungs) - 1))
     bar = critical_value(family, df, level) * two_sided_widening(errors_of_t(df), math.log(worth) / error, level)
-    effects = np.linspace(0, 20, 4001)
-    enough = effects[stats.nct.sf(bar, df, effects) >= power]
-    return worth * math.exp(float(enough[0]) * error) if len(enough) else None
+    effects = math.log(worth) + error * np.linspace(0, 20, 4001)
+    errors = np.hypot(error, law_errors(rungs, seeds, noise, law, target, effects))
+    enough = effects[stats.nct.sf(bar, df, (effects - math.log(worth)) / errors) >= power]
+    return math.exp(float(enough[0])) if len(enough) else None
+
+
+def law_errors(
+    flops: np.ndarray, seeds: int, noise: float, law: Mapping[str, float], target: float, effects: np.ndarray
+) -> np.ndarray:
+    """The standard errors [K] of log m at the target by the baseline's law alone, fitted to rungs `flops` [R].
+
+    Linearised in E and alpha: m compares gaps above E, to the power 1 / alpha.
+    """
+    E, A, alpha = (law[name] for name in ("E", "A", "alpha"))
+    x, gap = flops / law["unit"], A * (target / law["unit"]) ** -alpha
+    losses = E + A * x**-alpha
+    slopes = np.stack([np.ones(len(x)), x**-alpha, -A * x**-alpha * np.log(x)], axis=1) / losses[:, None]
+    covariance = np.linalg.pinv(slopes.T @ slopes) * noise**2 / seeds
+    along = np.stack([np.expm1(alpha * effects) / (alpha * gap), np.zeros(len(effects)), -effects / alpha], axis=1)
+    errors: np.ndarray = np.minimum(np.sqrt(np.einsum("ki,ij,kj->k", along, covariance, along)), MOST_BY_LAW * effects)
+    return errors
 
 
 def next_pair(
