@@ -13,6 +13,7 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import memory as memory_lib
 from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory.held import device_bytes
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.zero import state_bytes
 from tests.plan.small import on_eight, pipelined, static_of
@@ -129,7 +130,7 @@ def test_layers_on_the_fullest_of_two_stages(layers, rounds, held):
     """As many in each round: 9 layers over 2 stages twice are chunks of 3."""
     layout = Layout(stage=2, rounds=rounds, tensor=2)
     spec = PartitionSpec("stage", "fsdp", "tensor")
-    assert memory_lib.device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
+    assert device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
 
 
 COUNTED = (
