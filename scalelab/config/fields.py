@@ -9,7 +9,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 
 
 def with_fields(record: Record, **values: Any) -> Record:
-    """A plain frozen record with other values, in 2 us where the standard library takes 60: a plan makes 100,000 of them.
+    """A plain frozen record with other values, in 2 us where the standard library takes 60.
 
     Nothing but fields goes along: cached properties are computed anew. TypeError for a name that is no field.
     """
