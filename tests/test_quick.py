@@ -85,7 +85,7 @@ BY_PROMISE = {  # words of the README
     "fit a scaling law to a table that comes with the package": BY_COMMAND["demo"],
     "**writes down a prediction**": BY_COMMAND["isoflop"],
     "the same command continues it": BY_COMMAND["isoflop"],
-    "the plan ranks the changes": "plan/test_advice.py::"
+    "the plan ranks the changes": "plan/search/test_advice.py::"
     "test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says",
     "the best size and number of tokens, with intervals": "commands/plan/test_plan.py::"
     "test_a_budget_and_a_run_beside_the_best_one",

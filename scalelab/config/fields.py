@@ -9,7 +9,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 
 
 def with_fields(record: Record, **values: Any) -> Record:
-    """`dataclasses.replace` of a plain frozen record, in 2 us in place of 60: a plan makes a hundred thousand of them.
+    """A plain frozen record with other values, in 2 us where the standard library takes 60.
 
     Nothing but fields goes along: cached properties are computed anew. TypeError for a name that is no field.
     """
