@@ -189,8 +189,18 @@ def _pooled_noise(stored: Mapping[str, Any], rungs: int) -> Noise:
     base, other, gap = (stored[key] for key in ("baseline", "variant", "difference"))
     shared = (base - stored["correlation"] * other) / gap
     sides = tuple(Scatter(sd**2 * df, df, Companion(sd**2 * df, df)) for sd in (base, gap))  # both sides' runs tell
-    return Noise(base, other, gap, stored["df"], stored["df"], stored["df"], stored["correlation"], stored["saved"],
-                 float(np.clip(shared, -1, 1)), (sides[0], sides[1]))  # fmt: skip
+    return Noise(
+        base,
+        other,
+        gap,
+        stored["df"],
+        stored["df"],
+        stored["df"],
+        stored["correlation"],
+        stored["saved"],
+        float(np.clip(shared, -1, 1)),
+        (sides[0], sides[1]),
+    )
 
 
 def _times(rung: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ The prediction is written to disk, with its time, before the larger run starts, 
 to resume: finished runs are not repeated. To fit only: `scalelab fit WORKDIR`. At the end the time of each part is
 printed.
 
-    scalelab isoflop --quick --workdir=runs/quickstart
+    scalelab study isoflop --quick --workdir=runs/quickstart
 """
 
 import argparse

@@ -54,8 +54,11 @@ def test_the_index_has_all_that_it_announces():
     assert [question for _, question, _ in questions] == [question for question, _ in QUESTIONS]
 
 
-ROWS = re.findall(r"^\| ((?:exercise|demonstration|milestone|question) \d) \| (.*?) \| (.*) \|$",
-                  sections()["From the texts to this course"], re.MULTILINE)  # fmt: skip
+ROWS = re.findall(
+    r"^\| ((?:exercise|demonstration|milestone|question) \d) \| (.*?) \| (.*) \|$",
+    sections()["From the texts to this course"],
+    re.MULTILINE,
+)
 
 
 def test_the_texts_have_six_exercises_nine_demonstrations_five_milestones_eight_questions():
@@ -125,9 +128,11 @@ def test_what_an_item_reads_is_made_on_the_page():
 
 @pytest.mark.parametrize(
     "item",
-    [pytest.param(item, marks=pytest.mark.slow if any(map(DEAR.match, lines_of(text))) else pytest.mark.full)
-     for item, text in items().items()],
-)  # fmt: skip
+    [
+        pytest.param(item, marks=pytest.mark.slow if any(map(DEAR.match, lines_of(text))) else pytest.mark.full)
+        for item, text in items().items()
+    ],
+)
 def test_the_commands_of_an_item_run(item, tmp_path):
     run_lines(earlier_lines(item), tmp_path)
 

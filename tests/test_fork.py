@@ -180,9 +180,12 @@ def test_what_follows_from_a_new_activation(tmp_path):
     copy_package(tmp_path)
     apply_diff(tmp_path, "activation")
     done = subprocess.run(
-        [sys.executable, "-c", ACTIVATION], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", ACTIVATION],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout)
     values = {"model.d_model": "128", "parametrization.name": "mup"}

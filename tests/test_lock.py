@@ -205,8 +205,9 @@ def test_without_flock_the_file_itself_is_the_lock(tmp_path, no_flock):
 @pytest.mark.skipif(sys.platform != "linux", reason="read off /proc")
 def test_a_killed_process_that_nobody_waited_for_does_not_live():
     """As in a container whose first process waits for nobody: the lease of a store asks for the number."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
-                               stdout=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+    )
     assert process.stdout and process.stdout.readline() and owners.is_process_alive(process.pid)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -261,10 +261,15 @@ def test_unreadable_json_is_one_line(tmp_path, text, message):
 
 def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
     run = run_folder(
-        tmp_path / "r", status="done", tokens=2_000_000, val_loss=1.5, bpb=2.16, identity=IDENTITY,
+        tmp_path / "r",
+        status="done",
+        tokens=2_000_000,
+        val_loss=1.5,
+        bpb=2.16,
+        identity=IDENTITY,
         params={"total": 10, "non_embedding": 8, "kaplan": 7, "chinchilla": 9},
         flops={"6ND": 1e9, "chinchilla": 1.1e9, "exact": 1.2e9},
-    )  # fmt: skip
+    )
     (row,) = listing.read_runs(run)
     assert (row["N"], row["N_non_embedding"], row["N_kaplan"], row["N_chinchilla"]) == (10, 8, 7, 9)
     assert (row["C"], row["C_6ND"], row["C_chinchilla"], row["D"]) == (1.2e9, 1e9, 1.1e9, 2_000_000)

@@ -95,8 +95,12 @@ def test_a_terminal_that_goes_does_not_keep_a_run_from_saving(tmp_path):
     )
     run = subprocess.Popen(
         [sys.executable, "-c", session, str(tmp_path / "saved")],
-        cwd=ROOT, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+    )
     os.close(inner)
     text = b""
     while b"listening" not in text:

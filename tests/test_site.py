@@ -140,8 +140,9 @@ def test_every_page_fits_and_the_bar_can_be_read_without_script_errors(built, br
         assert browser.run("document.documentElement.scrollWidth") <= width, place
         ratios = browser.run(LUMINANCE)  # of plain colours: a gradient behind the text would hide from it
         assert browser.run("getComputedStyle(document.querySelector('.navbar')).backgroundImage") == "none"
-        icon = browser.run("(s => s.filter + s.backgroundImage)(getComputedStyle(document.querySelector('"
-                           ".navbar-toggler-icon')))")  # fmt: skip
+        icon = browser.run(
+            "(s => s.filter + s.backgroundImage)(getComputedStyle(document.querySelector('.navbar-toggler-icon')))"
+        )
         assert icon.startswith("none") and ("255, 255, 255" in icon) == dark, "light lines on a dark bar alone"
         assert len(ratios) >= 8 and min(ratios) >= CONTRAST, (place, ratios)
 

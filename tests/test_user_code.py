@@ -84,9 +84,12 @@ def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
     options = ["fit", "runs.csv", "--law=tints:rgb", "--figures=figures", "--bootstrap=0"]
     root = str(pathlib.Path(scalelab.__path__[0]).parent)
     done = subprocess.run(
-        [sys.executable, "-m", "scalelab", *options], cwd=tmp_path, env=os.environ | {"PYTHONPATH": root},
-        text=True, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "scalelab", *options],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": root},
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "wrote figures/" in done.stdout
 

@@ -64,9 +64,10 @@ def _missing(rows: Rows, rng: np.random.Generator) -> Rows:
     rungs = sorted({row["C"] for row in rows})
     gone = rng.choice(rungs[:-1])
     return [
-        row for row in rows
+        row
+        for row in rows
         if not (row["side"] != "base" and row["C"] == gone) and (row["C"] == rungs[-1] or rng.random() > 0.125)
-    ]  # fmt: skip
+    ]
 
 
 def _unequal(rows: Rows, rng: np.random.Generator) -> Rows:

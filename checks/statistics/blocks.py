@@ -47,9 +47,13 @@ def best_size(C: float) -> float:
 
 
 def simulate_study(
-    design: Sequence[Sequence[float]], m: float, effects: tuple[float, float], seeds: int, rng: np.random.Generator,
+    design: Sequence[Sequence[float]],
+    m: float,
+    effects: tuple[float, float],
+    seeds: int,
+    rng: np.random.Generator,
     with_size: bool = False,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The rows of one table."""
     rows = []
     every = sorted({width for widths in design for width in widths})
@@ -71,9 +75,13 @@ def simulate_study(
 
 
 def score_cell(
-    design: Sequence[Sequence[float]], m: float, effects: tuple[float, float], seeds: int, studies: int,
+    design: Sequence[Sequence[float]],
+    m: float,
+    effects: tuple[float, float],
+    seeds: int,
+    studies: int,
     with_size: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Shares over the studies of one cell."""
     held: dict[str, list[bool]] = {"rung": [], "beyond": []}
     words, widths = [], []

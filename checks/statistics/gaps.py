@@ -72,8 +72,12 @@ def judge_losses(losses: np.ndarray, critical: float, critical_by_seed: float) -
     assert noise
     k, means = len(losses), losses.mean(1)
     best = int(means.argmin())
-    paired = np.array([stats.ttest_rel(row, losses[best], alternative="greater").pvalue if i != best else 1.0
-                       for i, row in enumerate(losses)])  # fmt: skip
+    paired = np.array(
+        [
+            stats.ttest_rel(row, losses[best], alternative="greater").pvalue if i != best else 1.0
+            for i, row in enumerate(losses)
+        ]
+    )
     return {
         "sweep": judge_gaps(noise).p < 1 - LEVEL,
         "dunnett by seed": means - means[0] > critical_by_seed * error_by_seed(losses),

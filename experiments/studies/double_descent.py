@@ -188,8 +188,15 @@ def plot_errors(result: Mapping[str, Any]) -> Figure:
     left.set(xlabel="features P", ylabel="test error (mean square)", title=f"random features, n = {POINTS}")
     for name, colour in (("test", ACCENT), ("train", INK)):
         rows = result["networks"]
-        right.errorbar([row["width"] for row in rows], [row["mean"][name] for row in rows],
-                       [row["error"][name] for row in rows], fmt="o-", ms=3, color=colour, label=name)  # fmt: skip
+        right.errorbar(
+            [row["width"] for row in rows],
+            [row["mean"][name] for row in rows],
+            [row["error"][name] for row in rows],
+            fmt="o-",
+            ms=3,
+            color=colour,
+            label=name,
+        )
     set_log_axis(right)
     right.set(xlabel="hidden units", ylabel="share of wrong labels", title="a network, a fifth of labels wrong")
     for ax in (left, right):

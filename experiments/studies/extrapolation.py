@@ -88,10 +88,17 @@ def list_checks(held_out: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The measured loss in the interval, and the error."""
     low, high = held_out["interval90"]
     return [
-        outcome.compare_with(held_out["predicted_loss"], PAPER, f"loss at {held_out['C']:.2g} FLOPs",
-                             held_out["measured_loss"], low, high, "nats"),
+        outcome.compare_with(
+            held_out["predicted_loss"],
+            PAPER,
+            f"loss at {held_out['C']:.2g} FLOPs",
+            held_out["measured_loss"],
+            low,
+            high,
+            "nats",
+        ),
         outcome.compare_with(0, "goal", "error of the prediction", held_out["error"], -TOLERANCE, TOLERANCE),
-    ]  # fmt: skip
+    ]
 
 
 def describe_finding(held_out: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], line: float, best: float) -> str:

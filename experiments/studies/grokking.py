@@ -198,8 +198,15 @@ def plot_accuracy(result: Mapping[str, Any]) -> Figure:
             ):
                 ax.plot(steps, run["curves"][key], style, color=colour, lw=1, label=label if not i else None)
             if stop := run["stops"]["10"]:
-                ax.plot(stop["step"], stop["test_accuracy"], "v", color=ACCENT, ms=6, mec="white",
-                        label="patience 10 stops" if not i else None)  # fmt: skip
+                ax.plot(
+                    stop["step"],
+                    stop["test_accuracy"],
+                    "v",
+                    color=ACCENT,
+                    ms=6,
+                    mec="white",
+                    label="patience 10 stops" if not i else None,
+                )
         set_log_axis(ax)
         ax.set(xlabel="step", ylim=(-0.03, 1.05), title=name)
     axes[0].set(ylabel="accuracy")

@@ -2,7 +2,8 @@
 
 Each function does what the command of its name does, prints nothing, and raises BadInput or WorkFailed
 (`scalelab.errors`) with the line that the command would print. Read in this order: `arguments` (what each argument must
-be), `work` (what trains), `reading` (runs as rows, models), `planning`, `laws`.
+be), `work` (what trains), `reading` (runs as rows, models), `planning` and
+`budgets`, `laws`.
 
 A file is imported on the first use of one of its functions, with all that they need: `import scalelab` and the help of
 a command load neither jax nor numpy.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 # ruff: noqa: F401 - for the type checker; `NAMES` says where each stands
 if TYPE_CHECKING:
+    from scalelab.api.budgets import plan_budget, plan_on_machine
     from scalelab.api.configs import ConfigShown, config_keys, show_config
     from scalelab.api.laws.after import Proposed, draw_fit, predict, propose_runs, tournament
     from scalelab.api.laws.approaches import ApproachFit, NoRows, fit_approach
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
         measure,
         plan,
         plan_against,
-        plan_budget,
         plan_counts,
-        plan_on_machine,
         plan_sweep,
         single_gpu,
     )
@@ -108,7 +108,8 @@ NAMES = {  # the functions and records of each file
     "laws.ladder": "AccuracyStudy fit_accuracy",
     "laws.shares": "FittedMixture fit_mixture",
     "laws.sides": "JudgedTable judge_runs judge_table",
-    "planning": "calibrate measure plan plan_against plan_budget plan_counts plan_on_machine plan_sweep single_gpu",
+    "budgets": "plan_budget plan_on_machine",
+    "planning": "calibrate measure plan plan_against plan_counts plan_sweep single_gpu",
     "reading.folders": (
         "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
     ),

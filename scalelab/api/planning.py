@@ -1,4 +1,4 @@
-"""Plan runs, budgets and sweeps from Python, as `scalelab plan` does. Nothing is trained or allocated."""
+"""Plan runs and sweeps from Python, as `scalelab plan` does. Nothing is trained or allocated."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from scalelab.api.arguments import (
     optional,
     whole,
 )
-from scalelab.api.defaults import BUDGET_INPUTS, FREE
+from scalelab.api.defaults import FREE
 from scalelab.api.door import Config, Overrides, add_overrides, load_config, sweep_path
 from scalelab.config import CommandLine, Layout
 from scalelab.errors import BadInput
@@ -32,9 +32,6 @@ from scalelab.plan.whole import RESTART_S, Alternative, Plan, Terms
 from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
-    from scalelab.plan.budget.allocate import BudgetAllocation
-    from scalelab.plan.budget.answer import MachineAnswer
-    from scalelab.plan.budget.overtraining import Overtraining
     from scalelab.plan.calibrate import Calibration
     from scalelab.plan.step.efficiency import Efficiency
     from scalelab.plan.sweep.against import PlanComparison
@@ -50,19 +47,26 @@ SERVED = Kind(
 AMOUNTS = dict.fromkeys(
     ("price_per_hour", "critical_tokens", "mtbf_s", "restart_s", "write_bytes_per_s"), optional(POSITIVE)
 )
-OPTION_NAMES = {"dollars": "budget"}
-BUDGETS = dict.fromkeys((*BUDGET_INPUTS, "mfu", "serve_tokens", "unique_tokens"), optional(POSITIVE))
 
 
 @check_arguments(devices=optional(whole(1)), serve=SERVED, free=names_of(FREE), **AMOUNTS)
 def plan(
-    config: Config, hardware: Hardware = "cpu", devices: int | None = None,
-    mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
-    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
-    critical_tokens: float | None = None, mtbf_s: float | None = None, restart_s: float | None = None,
-    write_bytes_per_s: float | None = None, compile: bool = False, serve: tuple[int, int] = (1, 0),
+    config: Config,
+    hardware: Hardware = "cpu",
+    devices: int | None = None,
+    mesh: str | Mapping[str, object] | Layout | None = None,
+    overrides: Overrides | None = None,
+    *,
+    efficiency: "Efficiency | None" = None,
+    price_per_hour: float | None = None,
+    critical_tokens: float | None = None,
+    mtbf_s: float | None = None,
+    restart_s: float | None = None,
+    write_bytes_per_s: float | None = None,
+    compile: bool = False,
+    serve: tuple[int, int] = (1, 0),
     free: tuple[str, ...] = (),
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Plan a run before it starts (`scalelab plan --config`): parameters, FLOPs, memory, time, cost.
 
     `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `efficiency`: shares of
@@ -71,7 +75,7 @@ def plan(
     model.seq_len); `free`: of ("precision", "optimizer"), what the plan chooses as well.
     """
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
-    run_config, machine = load_config(config, overrides), _machine(hardware, price_per_hour)
+    run_config, machine = load_config(config, overrides), name_machine(hardware, price_per_hour)
     refuse_missing_unit(run_config.precision.name, machine)
     restart_s = RESTART_S if restart_s is None else restart_s
     terms = Terms(critical_tokens, mtbf_s, restart_s, write_bytes_per_s, (serve[0], serve[1]))
@@ -82,10 +86,16 @@ def plan(
 
 @check_arguments(devices=optional(whole(1)), price_per_hour=optional(POSITIVE))
 def plan_against(
-    config: Config, against: str, hardware: Hardware = "cpu", devices: int | None = None,
-    mesh: str | Mapping[str, object] | Layout | None = None, overrides: Overrides | None = None, *,
-    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
-) -> "PlanComparison":  # fmt: skip
+    config: Config,
+    against: str,
+    hardware: Hardware = "cpu",
+    devices: int | None = None,
+    mesh: str | Mapping[str, object] | Layout | None = None,
+    overrides: Overrides | None = None,
+    *,
+    efficiency: "Efficiency | None" = None,
+    price_per_hour: float | None = None,
+) -> "PlanComparison":
     """Plan a run and a changed one, side by side (`scalelab plan --config --against`).
 
     `against`: another config, keys as `precision.name=bf16`, or both, with commas; `hardware`, `devices` and `price`
@@ -102,7 +112,7 @@ def plan_against(
     second_config = load_config(
         config if other is None else other, add_overrides(CommandLine(overrides or {}), changes)
     )
-    machine = _machine(hardware, price_per_hour)
+    machine = name_machine(hardware, price_per_hour)
     options: dict[str, Any] = {"hardware": machine, "devices": devices, "price": None}
     has_price = ":" in second_keys.get("hardware", "")
     second_options = options | {"price": None if has_price else price_per_hour} | second_keys
@@ -120,17 +130,24 @@ def plan_against(
     **dict.fromkeys(("days", "dollars", "price_per_hour"), optional(POSITIVE)),
 )
 def plan_counts(
-    config: Config, hardware: Hardware, low: int | None = None, high: int | None = None,
-    overrides: Overrides | None = None, *, efficiency: "Efficiency | None" = None,
-    price_per_hour: float | None = None, days: float | None = None, dollars: float | None = None,
-) -> dict[int, Alternative | None]:  # fmt: skip
+    config: Config,
+    hardware: Hardware,
+    low: int | None = None,
+    high: int | None = None,
+    overrides: Overrides | None = None,
+    *,
+    efficiency: "Efficiency | None" = None,
+    price_per_hour: float | None = None,
+    days: float | None = None,
+    dollars: float | None = None,
+) -> dict[int, Alternative | None]:
     """Plan a run on `low`, 2 `low`, 4 `low` … devices up to `high` (`scalelab plan --config --devices=LOW..HIGH`).
 
     {devices: the fastest plan that fits, None: none does}; the mesh of the config is not kept. `days` without a range:
     the counts tried on the way to the fewest devices that take at most so many (`--days`); `dollars` likewise: to the
     most that cost at most so much (`--budget`). BadInput where none does.
     """
-    run_config, machine = load_config(config, overrides), _machine(hardware, price_per_hour)
+    run_config, machine = load_config(config, overrides), name_machine(hardware, price_per_hour)
     refuse_missing_unit(run_config.precision.name, machine)
     return counts.plan_counts(run_config, machine, low, high, efficiency, counts.Limits(days, dollars))
 
@@ -146,9 +163,9 @@ def _number(key: str, value: Any) -> float:
     return number
 
 
-def _machine(hardware: Hardware, price_per_hour: float | None = None) -> Machine:
+def name_machine(hardware: Hardware, price_per_hour: float | None = None) -> Machine:
     """The one machine that is named. BadInput for several kinds."""
-    machines = _machines(hardware, price_per_hour)
+    machines = name_machines(hardware, price_per_hour)
     if len(machines) > 1:
         first, second, *_ = (kind.strip() for kind in str(hardware).split(",") if kind.strip())
         raise BadInput(
@@ -158,7 +175,7 @@ def _machine(hardware: Hardware, price_per_hour: float | None = None) -> Machine
     return machines[0]
 
 
-def _machines(hardware: Hardware, price_per_hour: float | None) -> tuple[Machine, ...]:
+def name_machines(hardware: Hardware, price_per_hour: float | None) -> tuple[Machine, ...]:
     """The machines that are named, or the one that is given, at this price of a device-hour if there is one."""
     check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
     if not isinstance(hardware, Machine):
@@ -171,7 +188,7 @@ def calibrate(runs: Path, hardware: Hardware = "cpu") -> "Calibration":
     """Estimate the hardware's `efficiency` from measured runs, and how well it transfers (`plan --calibrate`)."""
     from scalelab.plan.calibrate import calibrate_efficiency
 
-    return calibrate_efficiency(runs, _machine(hardware))
+    return calibrate_efficiency(runs, name_machine(hardware))
 
 
 @check_arguments()
@@ -179,7 +196,7 @@ def single_gpu(
     config: Config, hardware: Hardware = "cpu", overrides: Overrides | None = None
 ) -> tuple[SingleGpuFit, ...]:
     """List the ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
-    return list_fits(config_lib.static(load_config(config, overrides)), _machine(hardware))
+    return list_fits(config_lib.static(load_config(config, overrides)), name_machine(hardware))
 
 
 @check_arguments(progress=optional(FUNCTION))
@@ -198,87 +215,6 @@ def measure(
     return measure_throughput(run_config, plan.machine, efficiency, progress=progress or (lambda point: None))
 
 
-@check_arguments(**BUDGETS)
-def plan_budget(
-    *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
-    target_loss: float | None = None, gpu_hours: float | None = None, hardware: Hardware | None = None,
-    mfu: float | None = None, law: str | None = None, serve_tokens: float | None = None,
-    unique_tokens: float | None = None,
-) -> "BudgetAllocation | Overtraining":  # fmt: skip
-    """Find a law's best N and D for a budget, given as one of the first five arguments (`scalelab plan --flops`, …).
-
-    With both `params` and `tokens`: how far that run's loss lies above the best split of its compute. `law`: a
-    published one's name, or a file that `scalelab fit --json=FILE` wrote. BadInput as the command.
-    """
-    from scalelab.plan.budget.allocate import allocate_budget
-    from scalelab.plan.budget.lawbook import DEFAULT_LAW
-    from scalelab.plan.budget.overtraining import assess_overtraining
-
-    values = (flops, tokens, params, target_loss, gpu_hours)
-    budget = {name: value for name, value in zip(BUDGET_INPUTS, values, strict=True) if value is not None}
-    if gpu_hours is None and (hardware is not None or mfu is not None):
-        name = "mfu" if hardware is None else "hardware"
-        raise BadInput(
-            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine; "
-            "--hardware without --mfu plans the run on it"
-        )
-    law = DEFAULT_LAW if law is None else law
-    if params is not None and tokens is not None and len(budget) == 2:
-        if serve_tokens or unique_tokens:
-            raise BadInput(
-                "--params and --tokens together fix the run; --serve-tokens and --unique-tokens would change it"
-            )
-        return assess_overtraining(params, tokens, law)
-    if len(budget) > 1:
-        raise BadInput(
-            f"--{' and --'.join(budget)} together: give one of them (or --params with --tokens)".replace("_", "-")
-        )
-    if not budget:
-        raise BadInput(f"nothing to plan: give one of {', '.join(BUDGET_INPUTS)}")
-    return allocate_budget(
-        **budget,
-        machine=None if hardware is None else _machine(hardware),
-        mfu=mfu,
-        law=law,
-        serve_tokens=serve_tokens,
-        unique_tokens=unique_tokens,
-    )
-
-
-@check_arguments(
-    devices=optional(whole(1)),
-    **dict.fromkeys((*BUDGET_INPUTS, "dollars", "days", "price_per_hour"), optional(POSITIVE)),
-)
-def plan_on_machine(
-    hardware: Hardware, *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
-    target_loss: float | None = None, gpu_hours: float | None = None, dollars: float | None = None,
-    devices: int | None = None, days: float | None = None, price_per_hour: float | None = None,
-    law: str | None = None, overrides: Overrides | None = None,
-) -> "tuple[MachineAnswer, ...]":  # fmt: skip
-    """Answer a law's question on a machine (`scalelab plan --flops=… --hardware=h100`): N, D, shape, layout, days.
-
-    `hardware`: KIND or KIND:PRICE, several with commas, or a `Machine`; an answer for each, the best first. `devices`
-    or `days` fix how many; `dollars` buys device-hours at the machine's price; `overrides`: keys of the run's config.
-    """
-    from scalelab.plan.budget.answer import answer_budget
-    from scalelab.plan.budget.lawbook import DEFAULT_LAW
-
-    values = (flops, tokens, params, target_loss, gpu_hours, dollars)
-    names = (*BUDGET_INPUTS, "dollars")
-    budget = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    if len(budget) != 1 and set(budget) != {"params", "tokens"}:
-        options = [OPTION_NAMES.get(name, name.replace("_", "-")) for name in budget]
-        raise BadInput(
-            f"--{' and --'.join(options)} together: give one of them (or --params with --tokens)"
-            if budget
-            else f"nothing to plan: give one of {', '.join(names)}"
-        )
-    machines = _machines(hardware, price_per_hour)
-    return answer_budget(
-        budget, machines, devices=devices, days=days, law=DEFAULT_LAW if law is None else law, overrides=overrides
-    )
-
-
 @check_arguments(devices=whole(1), price_per_hour=optional(POSITIVE), noise=optional(POSITIVE))
 def plan_sweep(
     sweep: Path,
@@ -295,4 +231,4 @@ def plan_sweep(
     from scalelab.plan.sweep.sweep import sweep_plan
 
     path = sweep_path(os.fspath(sweep))
-    return sweep_plan(path, _machine(hardware), study, devices, efficiency, price_per_hour, law, noise)
+    return sweep_plan(path, name_machine(hardware), study, devices, efficiency, price_per_hour, law, noise)

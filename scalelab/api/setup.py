@@ -64,12 +64,26 @@ def init(name: str, into: Path | None = None) -> Created:
 
 @check_arguments(out=WORKDIR, workers=optional(whole(1)))
 def prepare(
-    source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
-    separator: str = "", val_fraction: float | None = None, val_source: str | Sequence[str] = (), split_seed: int = 0,
-    train_on_all: bool = False, dedup: Literal["", "exact", "near"] = "", lossy: bool = False, skip_bad: bool = False,
-    chat: str | None = None, take_over: bool = False, progress: Progress = silent, stop: Stop = never,
+    source: str | Sequence[str],
+    tokenizer: str,
+    out: Path,
+    *,
+    workers: int | None = None,
+    text_key: str = "text",
+    separator: str = "",
+    val_fraction: float | None = None,
+    val_source: str | Sequence[str] = (),
+    split_seed: int = 0,
+    train_on_all: bool = False,
+    dedup: Literal["", "exact", "near"] = "",
+    lossy: bool = False,
+    skip_bad: bool = False,
+    chat: str | None = None,
+    take_over: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
     display: Display | None = None,
-) -> Facts | None:  # fmt: skip
+) -> Facts | None:
     """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
 
     `source`: files, globs or data sets, as [NAME=]SPEC[#KEY][?FILTERS]; `out`: a folder, or s3://bucket/path; the same
@@ -88,10 +102,22 @@ def prepare(
         val_fraction = 0.0 if val_sources else 0.1
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     request = Request(
-        sources, tokenizer, folder, separator=separator, text_key=text_key, val_fraction=val_fraction,
-        split_seed=split_seed, skip_bad=skip_bad, workers=workers, take_over=take_over, val_sources=val_sources,
-        train_on_all=train_on_all, lossy=lossy, dedup=dedup, chat=chat,
-    )  # fmt: skip
+        sources,
+        tokenizer,
+        folder,
+        separator=separator,
+        text_key=text_key,
+        val_fraction=val_fraction,
+        split_seed=split_seed,
+        skip_bad=skip_bad,
+        workers=workers,
+        take_over=take_over,
+        val_sources=val_sources,
+        train_on_all=train_on_all,
+        lossy=lossy,
+        dedup=dedup,
+        chat=chat,
+    )
     held = mirror.attached(folder, take_over, lambda line: progress({"note": line}), "--out")
     with held, (display or plain_display(progress, stop))(folder.name, {}) as shown:
         try:

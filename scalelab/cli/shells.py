@@ -57,9 +57,13 @@ def write_bash(all_words: Words) -> str:
     rows = [f'      {name}) words="{" ".join(each)}" ;;' for name, each in all_words.words.items()]
     values = [f'    --config.{key}) words="{" ".join(each)}" ;;' for key, each in all_words.keys.items() if each]
     return BASH.format(
-        head=HEAD, commands=" ".join(all_words.commands), configs=" ".join(all_words.configs),
-        keys=" ".join(f"--config.{key}=" for key in all_words.keys), cases="\n".join(rows), values="\n".join(values),
-    )  # fmt: skip
+        head=HEAD,
+        commands=" ".join(all_words.commands),
+        configs=" ".join(all_words.configs),
+        keys=" ".join(f"--config.{key}=" for key in all_words.keys),
+        cases="\n".join(rows),
+        values="\n".join(values),
+    )
 
 
 def write_zsh(all_words: Words) -> str:

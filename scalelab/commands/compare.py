@@ -88,8 +88,11 @@ def _sections(comparison: dict[str, Any]) -> list[str]:
 
 def _split_unknown(differences: dict[str, list[Any]], imported: Sequence[bool]) -> tuple[dict[str, list[Any]], str]:
     """(differences of values that both sides have, how many values another program's log does not say)."""
-    known = {key: pair for key, pair in differences.items()
-             if not any(foreign and value is None for foreign, value in zip(imported, pair, strict=True))}  # fmt: skip
+    known = {
+        key: pair
+        for key, pair in differences.items()
+        if not any(foreign and value is None for foreign, value in zip(imported, pair, strict=True))
+    }
     left, sides = len(differences) - len(known), " and ".join("AB"[i] for i in range(2) if imported[i])
     return known, f", as far as {sides} says: {left} more are not known there" if left else ""
 

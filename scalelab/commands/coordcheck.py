@@ -52,9 +52,16 @@ def main(argv: list[str]) -> int:
     if options.plot and pathlib.Path(options.plot).suffix not in (".png", ".pdf"):
         raise BadInput(f"--plot={options.plot} must end in .png or .pdf")
     result = api.coordcheck(
-        options.config, overrides, widths=options.widths or (), depths=options.depths or (), steps=options.steps,
-        seeds=options.seeds, batch=options.batch, progress=print_report, display=Terminal(takes_signals=False),
-    )  # fmt: skip
+        options.config,
+        overrides,
+        widths=options.widths or (),
+        depths=options.depths or (),
+        steps=options.steps,
+        seeds=options.seeds,
+        batch=options.batch,
+        progress=print_report,
+        display=Terminal(takes_signals=False),
+    )
     if options.json != "-":
         _print(result)
     if options.plot:

@@ -69,9 +69,15 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.batch is not None:
         return _show_batch(api.show_batch(options.run, options.batch), options.json)
-    found = api.diagnose(options.run, live=options.live, fast=options.fast, against=options.against,
-        accept=options.accept, try_knobs=options.try_knobs, progress=print_report,
-    )  # fmt: skip
+    found = api.diagnose(
+        options.run,
+        live=options.live,
+        fast=options.fast,
+        against=options.against,
+        accept=options.accept,
+        try_knobs=options.try_knobs,
+        progress=print_report,
+    )
     if options.json != "-":
         program = [f"program: {found.program}"] if found.program else []
         print("\n".join([*_answer(found), *program, *_contract_lines(found.diagnosis)]))

@@ -93,12 +93,24 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     result = api.prepare(
-        options.source, options.tokenizer, options.out, workers=options.workers, text_key=options.text_key,
-        separator=options.separator, val_fraction=options.val_fraction, val_source=options.val_source,
-        split_seed=options.split_seed, train_on_all=options.train_on_all, dedup=options.dedup, lossy=options.lossy,
-        skip_bad=options.skip_bad, chat=options.chat, take_over=options.take_over, progress=print_report,
+        options.source,
+        options.tokenizer,
+        options.out,
+        workers=options.workers,
+        text_key=options.text_key,
+        separator=options.separator,
+        val_fraction=options.val_fraction,
+        val_source=options.val_source,
+        split_seed=options.split_seed,
+        train_on_all=options.train_on_all,
+        dedup=options.dedup,
+        lossy=options.lossy,
+        skip_bad=options.skip_bad,
+        chat=options.chat,
+        take_over=options.take_over,
+        progress=print_report,
         display=_show_bar,
-    )  # fmt: skip
+    )
     if result is None:
         print(f"scalelab: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return 75

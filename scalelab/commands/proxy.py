@@ -43,9 +43,16 @@ def main(argv: list[str]) -> int:
     if options.seeds < 1:
         raise BadInput(f"--seeds={options.seeds} must be above zero; nearest: 1")
     found = api.proxy(
-        options.config, options.flops, options.workdir, overrides, out=options.out, seeds=options.seeds,
-        lrs=_lrs(options.lrs), progress=print_report, display=Terminal(),
-    )  # fmt: skip
+        options.config,
+        options.flops,
+        options.workdir,
+        overrides,
+        out=options.out,
+        seeds=options.seeds,
+        lrs=_lrs(options.lrs),
+        progress=print_report,
+        display=Terminal(),
+    )
     if found is None:
         return 75
     facts = dict(found.facts)

@@ -43,10 +43,18 @@ def main(argv: list[str]) -> int:
 
     with WorkProgress() as bars:
         drawn = api.sample(
-            options.run, prompts, tokens=options.tokens, samples=options.samples,
-            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed,
-            ema=options.ema, average=options.average, progress=bars.update,
-        )  # fmt: skip
+            options.run,
+            prompts,
+            tokens=options.tokens,
+            samples=options.samples,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+            ema=options.ema,
+            average=options.average,
+            progress=bars.update,
+        )
     begun = [prompt for prompt in prompts for _ in range(options.samples)]
     if options.json != "-":
         print(describe_weights(drawn.origin))

@@ -109,19 +109,33 @@ def main(argv: list[str]) -> int:
     if options.dry_run:
         return _show_draft(options, overrides)
     swept = api.sweep(
-        options.config, options.workdir, overrides, stop_if=options.stop_if, executor=options.executor,
-        slurm=options.slurm, max_parallel=options.max_parallel, allow_change=options.allow_change,
-        force=options.force, take_over=options.take_over, progress=print_report, display=Terminal(),
-    )  # fmt: skip
+        options.config,
+        options.workdir,
+        overrides,
+        stop_if=options.stop_if,
+        executor=options.executor,
+        slurm=options.slurm,
+        max_parallel=options.max_parallel,
+        allow_change=options.allow_change,
+        force=options.force,
+        take_over=options.take_over,
+        progress=print_report,
+        display=Terminal(),
+    )
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
 
 def _show_draft(options: Any, overrides: dict[str, Any]) -> int:
     """Print what the sweep would train; standard output has the batch script alone, for `sbatch --test-only`."""
     draft = api.draft_sweep(
-        options.config, options.workdir, overrides, executor=options.executor, slurm=options.slurm,
-        max_parallel=options.max_parallel, progress=print_report,
-    )  # fmt: skip
+        options.config,
+        options.workdir,
+        overrides,
+        executor=options.executor,
+        slurm=options.slurm,
+        max_parallel=options.max_parallel,
+        progress=print_report,
+    )
     for index, (pack, names) in enumerate(draft.packs.items()):
         print_status(f"pack {index} {pack}: {len(names)} trials, {', '.join(names[:4])}{', …' * (len(names) > 4)}")
     if draft.script and options.json != "-":

@@ -103,13 +103,26 @@ def main(argv: list[str]) -> int:
     if options.config is None and not options.branch_from and options.back_to is None:
         parser.error("--config is needed (or --branch-from, or --back-to)")
     trained = api.train(
-        options.config, options.workdir, overrides, init_from=options.init_from, branch_from=options.branch_from,
-        fallback=options.fallback, allow_change=options.allow_change, force=options.force,
-        take_over=options.take_over, back_to=options.back_to, lr_factor=options.lr_factor,
-        clip_norm=options.clip_norm, skip_batches=_batches(options.skip_batches), reset=options.reset,
-        coordinator=options.coordinator, processes=options.processes, process_id=options.process_id,
-        progress=print_report, display=Terminal(),
-    )  # fmt: skip
+        options.config,
+        options.workdir,
+        overrides,
+        init_from=options.init_from,
+        branch_from=options.branch_from,
+        fallback=options.fallback,
+        allow_change=options.allow_change,
+        force=options.force,
+        take_over=options.take_over,
+        back_to=options.back_to,
+        lr_factor=options.lr_factor,
+        clip_norm=options.clip_norm,
+        skip_batches=_batches(options.skip_batches),
+        reset=options.reset,
+        coordinator=options.coordinator,
+        processes=options.processes,
+        process_id=options.process_id,
+        progress=print_report,
+        display=Terminal(),
+    )
     if trained.process == 0:
         _print(trained, options.json)
     if trained.ended_by == "guard":

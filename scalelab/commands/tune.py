@@ -128,10 +128,18 @@ def _tune(options: Any, overrides: CommandLine) -> tuple[int, list[str], Any]:
         tuning = api.plan_tuning(options.config, overrides, **counts)
         return 0, wording.describe_plan(tuning), wording.plan_json(tuning)
     tuned = api.tune(
-        options.config, options.workdir, overrides, **counts, executor=options.executor, slurm=options.slurm,
-        max_parallel=options.max_parallel, take_over=options.take_over, progress=print_report, display=Terminal(),
+        options.config,
+        options.workdir,
+        overrides,
+        **counts,
+        executor=options.executor,
+        slurm=options.slurm,
+        max_parallel=options.max_parallel,
+        take_over=options.take_over,
+        progress=print_report,
+        display=Terminal(),
         command=shlex.join(["scalelab", "tune", *sys.argv[2:]]),
-    )  # fmt: skip
+    )
     if tuned is None:
         return 75, [f"stopped; the same command goes on where it was ({options.workdir})"], {"stopped": True}
     return 0, [*wording.describe_result(tuned.summary), f"the page: {tuned.page}"], tuned.summary

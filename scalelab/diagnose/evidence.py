@@ -170,12 +170,21 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     manifests, damage = _manifests(folder)
     lost, edited = _describe_lost_lines(folder, values, record, lines)
     return Evidence(
-        folder, values, record,
+        folder,
+        values,
+        record,
         one_a_step(line for line in lines if "train_loss" in line),
         one_a_step(line for line in lines if "val_loss" in line),
-        one_a_step(records.read_layers(folder)), present_events(records.read_events(folder)), manifests, damage,
-        data, no_data, lost=lost, edited=[*mistyped, *edited], lines=lines,
-    )  # fmt: skip
+        one_a_step(records.read_layers(folder)),
+        present_events(records.read_events(folder)),
+        manifests,
+        damage,
+        data,
+        no_data,
+        lost=lost,
+        edited=[*mistyped, *edited],
+        lines=lines,
+    )
 
 
 def _typed_values(stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -112,9 +112,13 @@ def keeps_tokens(static: Static) -> bool:
 
 
 def _extend_cache(
-    static: Static, params: Any, tokens_BT: jax.Array, cache: decode.KVCache, separator: jax.Array,
+    static: Static,
+    params: Any,
+    tokens_BT: jax.Array,
+    cache: decode.KVCache,
+    separator: jax.Array,
     first_B: jax.Array | None = None,
-) -> tuple[jax.Array, decode.KVCache]:  # fmt: skip
+) -> tuple[jax.Array, decode.KVCache]:
     """The logits after these tokens [B, V], and the cache with them."""
     policy = POLICIES[static.precision]
     starts = decode.DocumentStarts(separator if static.masks_documents else None, first_B)

@@ -158,9 +158,13 @@ def _peak(column: Column) -> float | None:
 
 
 def _make_record(
-    run: ForeignRun, every: np.ndarray, columns: Mapping[str, Column], params: Mapping[str, int],
-    config: Mapping[str, Mapping[str, Any]], notes: list[str],
-) -> dict[str, Any]:  # fmt: skip
+    run: ForeignRun,
+    every: np.ndarray,
+    columns: Mapping[str, Column],
+    params: Mapping[str, int],
+    config: Mapping[str, Mapping[str, Any]],
+    notes: list[str],
+) -> dict[str, Any]:
     """The record of the run, without the hash of its source."""
     last = {name: float(each.logged()[-1]) for name, each in columns.items()}
     record: dict[str, Any] = {"name": run.name, "provenance": records.IMPORTED, "steps": int(every[-1])}

@@ -50,6 +50,7 @@ from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
 
 Path = tuple[str, ...]
+Packed = PackedDocuments | None
 KEPT, CALL = "intermediates", "__call__"  # flax's collection of what modules return, and the name of a return
 
 
@@ -73,11 +74,14 @@ class Transformer(nn.Module):
             )
         scans = [
             nn.scan(
-                Block, variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0), split_rngs={"params": True},
-                length=stack.depth, metadata_params={nn.PARTITION_NAME: "layers"},
+                Block,
+                variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0),
+                split_rngs={"params": True},
+                length=stack.depth,
+                metadata_params={nn.PARTITION_NAME: "layers"},
             )(of_one_kind(s, stack), self.policy)
             for stack in stacks(s)
-        ]  # fmt: skip
+        ]
         self.blocks = scans[0] if len(scans) == 1 else scans  # flax calls a list's modules blocks_0, blocks_1, …
         self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         if not s.tied_head:
@@ -228,11 +232,7 @@ def make_pieces(
 
 
 def next_token_logits(
-    shape: ModelShape,
-    params: Params,
-    tokens_BS: jax.Array,
-    policy: Policy = FP32,
-    packed: PackedDocuments | None = None,
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32, packed: Packed = None
 ) -> jax.Array:
     """Next-token logits [B, S, V] in fp32; with `packed` (`document_segments`) attention stays within documents."""
     pieces = make_pieces(shape, policy, SplitTokens(tokens_BS, None, packed), end_in_logits(shape))
@@ -241,26 +241,38 @@ def next_token_logits(
 
 
 def split_loss(
-    shape: ModelShape, params: Params, tokens: SplitTokens, z_weight: jax.Array | float, policy: Policy = FP32,
+    shape: ModelShape,
+    params: Params,
+    tokens: SplitTokens,
+    z_weight: jax.Array | float,
+    policy: Policy = FP32,
     chunk: int = 0,
-) -> LossSums:  # fmt: skip
+) -> LossSums:
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
     end = end_in_loss(shape, tokens, z_weight, chunk=chunk)
     return run_loss(shape, make_pieces(shape, policy, tokens, end), params)
 
 
 def summed_loss(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
+    shape: ModelShape,
+    params: Params,
+    tokens_BS: jax.Array,
+    targets_BS: jax.Array,
+    z_weight: jax.Array | float,
     policy: Policy = FP32,
-) -> LossSums:  # fmt: skip
+) -> LossSums:
     """The sums of `split_loss` of inputs and targets that are not packed in documents."""
     return split_loss(shape, params, SplitTokens(tokens_BS, targets_BS), z_weight, policy)
 
 
 def token_losses(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, policy: Policy = FP32,
+    shape: ModelShape,
+    params: Params,
+    tokens_BS: jax.Array,
+    targets_BS: jax.Array,
+    policy: Policy = FP32,
     packed: PackedDocuments | None = None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array]:
     """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest token."""
 
     def end(_: Params, x_BSD: jax.Array, head_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -279,12 +291,7 @@ def embed_tokens(
 
 
 def apply_block(
-    shape: ModelShape,
-    params: Params,
-    x_BSD: jax.Array,
-    policy: Policy,
-    layer: LayerFlags,
-    packed: PackedDocuments | None = None,
+    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, layer: LayerFlags, packed: Packed = None
 ) -> tuple[jax.Array, Sums]:
     """(x_BSD after one block, the sums that it gives); `params` and `layer` (`stacks.select_layers`) are its."""
     pieces = make_pieces(shape, policy, SplitTokens(x_BSD, None, packed), end_in_logits(shape))

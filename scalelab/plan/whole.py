@@ -77,6 +77,9 @@ class Alternative:
         return {"changes": self.changes, "alters": list(self.alters), **summarize(self.plan)}
 
 
+Planner = Callable[[Candidate | None], Alternative | None]  # plans a candidate
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Requirements of a run. Bytes are of one device and seconds of one step, unless a name says otherwise.
@@ -201,9 +204,13 @@ def plan(
 
 
 def _plan_layout(
-    config: ConfigDict, static: config_lib.Static, machine: Machine, efficiency: Efficiency, terms: Terms,
+    config: ConfigDict,
+    static: config_lib.Static,
+    machine: Machine,
+    efficiency: Efficiency,
+    terms: Terms,
     notes: list[str],
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan of `config` on the resolved layout of `static`, without advice. `notes` come first of the plan's own."""
     refuse_unsupported(static)
     if static.model.remat == AUTO:
@@ -214,6 +221,8 @@ def _plan_layout(
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
     training = estimate_training(static, machine, steps, step)
+    work_s = max(training.days * 86_400, step.total_s)
+    failures = terms.mtbf_s, terms.restart_s, terms.write_bytes_per_s
     facts = [device_memory.describe_usable_bytes(machine.chip), describe_no_slices(machine, static.layout.devices)]
     return Plan(
         machine=machine,
@@ -229,13 +238,10 @@ def _plan_layout(
         savings=cost_of_traits(static, machine, efficiency),
         training=training,
         batch=plan_batch(static, tokens, critical_tokens=terms.critical_tokens),
-        checkpoint=plan_checkpointing(
-            static, machine, terms.mtbf_s, terms.restart_s, terms.write_bytes_per_s, step_s=step.total_s,
-            work_s=max(training.days * 86_400, step.total_s),
-        ),
+        checkpoint=plan_checkpointing(static, machine, *failures, step_s=step.total_s, work_s=work_s),
         notes=(*notes, *uncounted_functions(static), *memory.notes, *filter(None, facts)),
         refusal=find_refusal(static),
-    )  # fmt: skip
+    )
 
 
 def _after_freeing(freed: Plan, candidate: Candidate, free: tuple[str, ...]) -> Plan:
@@ -259,17 +265,11 @@ def _after_filling(planned: Plan, changes: dict[str, Any], asked: Mapping[str, i
     )
 
 
-def add_alternatives(
-    planned: Plan,
-    config: ConfigDict,
-    efficiency: Efficiency,
-    alternative: Callable[[Candidate | None], Alternative | None],
-) -> Plan:
+def add_alternatives(planned: Plan, config: ConfigDict, efficiency: Efficiency, alternative: Planner) -> Plan:
     """`planned` with the plans beside it: the nearest that can run, and the one that no warm-up of the batch pins."""
-    machine, devices = planned.machine, planned.devices
-    if planned.runs and planned.advice:
-        before = config_lib.static(config)
-        planned = dataclasses.replace(planned, faster=changed_keys(before, planned.advice[0].option))
+    machine, devices, advice = planned.machine, planned.devices, planned.advice
+    if planned.runs and advice:
+        planned = dataclasses.replace(planned, faster=changed_keys(config_lib.static(config), advice[0].option))
     if not planned.runs:
         candidate = nearest_fit(config, machine, devices, efficiency, planned.layout)
         if candidate is None or "optim.name" in candidate.alters:

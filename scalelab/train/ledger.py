@@ -117,10 +117,17 @@ def continue_stretches(
     sizes = {name: rows * unit // length for name, rows in ledger["by_source"].items()}
     position = sum(sizes.values()) if sizes else ledger["position"] * unit // length
     new = Stretch(
-        step, ledger["batch"], position, sizes, ledger["tokens"], ledger["sequences"], flops,
-        *stretches.step_size(config), batch_ramp.ramp_from(config, step, ledger["tokens"]),
+        step,
+        ledger["batch"],
+        position,
+        sizes,
+        ledger["tokens"],
+        ledger["sequences"],
+        flops,
+        *stretches.step_size(config),
+        batch_ramp.ramp_from(config, step, ledger["tokens"]),
         **stretches.data_order(config),
-    )  # fmt: skip
+    )
     return (*(stretch for stretch in before if stretch.step < step), new)
 
 

@@ -6,8 +6,11 @@ from checks.diagnosis import choices
 
 
 def test_errors_and_orders_are_counted_by_hand():
-    rows = [{"run": run, "step": 1, "choice": choice, "error": error, "forecast": 1 + error, "measured": measured}
-            for run, error, measured in (("a", 0.1, 1.0), ("b", -0.3, 2.0)) for choice in choices.CHOICES]  # fmt: skip
+    rows = [
+        {"run": run, "step": 1, "choice": choice, "error": error, "forecast": 1 + error, "measured": measured}
+        for run, error, measured in (("a", 0.1, 1.0), ("b", -0.3, 2.0))
+        for choice in choices.CHOICES
+    ]
     row = choices.summarise(rows)["go on"]
     assert row["mean"] == pytest.approx(-0.1) and row["largest"] == pytest.approx(0.3)
     assert row["rms"] == pytest.approx((0.05) ** 0.5)

@@ -63,8 +63,10 @@ def check_claims(rows: Sequence[Mapping[str, Any]], pages: Mapping[str, str], mi
             faults.append(f"{row['page']}: {row['text']!r} {reason}")
             continue
         changes[row["page"]] += differ
-        faults += [f"{row['page']}: {page[slice(*place)]} is {value:.6g} in its source: {row['text']!r}"
-                   for place, value in differ]  # fmt: skip
+        faults += [
+            f"{row['page']}: {page[slice(*place)]} is {value:.6g} in its source: {row['text']!r}"
+            for place, value in differ
+        ]
     faults += [f"{name}: no row for {number.text} in: {number.line}" for name, number in uncovered(pages, covered)]
     if kinds["missing"] != missing_at_most:
         faults.append(f"{kinds['missing']} rows are missing a source; missing_at_most says {missing_at_most}")

@@ -60,8 +60,11 @@ def differing_numbers(old: Any, new: Any, name: str = "") -> Iterator[str]:
         for key in sorted({*old, *new}):
             if not ASIDE.fullmatch(key):
                 missing = [side for side, each in (("the old", old), ("the new", new)) if key not in each]
-                yield from ([f"{name}.{key} is not in {missing[0]}"] if missing else
-                            differing_numbers(old[key], new[key], f"{name}.{key}"))  # fmt: skip
+                yield from (
+                    [f"{name}.{key} is not in {missing[0]}"]
+                    if missing
+                    else differing_numbers(old[key], new[key], f"{name}.{key}")
+                )
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for i, (a, b) in enumerate(zip(old, new, strict=True)):
             yield from differing_numbers(a, b, f"{name}[{i}]")

@@ -91,8 +91,10 @@ def test_where_the_baseline_reached_the_loss_itself_its_runs_tell_the_compute(tm
     for row in rows:
         if row["side"] == "old":
             best[float(row["flops"])] = min(best.get(float(row["flops"]), 9.0), float(row["loss"]))
-    cells = [{row["n"]: float(row["loss"]) for row in rows if row["side"] == side and float(row["flops"]) == last}
-             for side in ("old", "new")]  # fmt: skip
+    cells = [
+        {row["n"]: float(row["loss"]) for row in rows if row["side"] == side and float(row["flops"]) == last}
+        for side in ("old", "new")
+    ]
     gap = np.mean([math.log(cells[1][n] / cells[0][n]) for n in cells[0] if n in cells[1]])
     falling = sorted(best.items(), reverse=True)
     reached = np.interp(math.log(best[last]) + gap, np.log([v for _, v in falling]), np.log([c for c, _ in falling]))

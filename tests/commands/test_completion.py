@@ -105,7 +105,9 @@ def test_fish_completes(line, expected, tmp_path):
     script = tmp_path / "scalelab.fish"
     script.write_text(write_script("fish"))
     done = subprocess.run(
-        ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"], capture_output=True, text=True,
+        ["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
+        capture_output=True,
+        text=True,
         env={**os.environ, "HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert [row.split("\t")[0] for row in done.stdout.splitlines()][:1] == [expected] and done.stderr == ""

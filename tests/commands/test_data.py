@@ -50,8 +50,10 @@ def test_epochs_are_those_of_the_planned_mixture(folder, capsys):
     assert command("stats", folder, *options, "--config.data.mixture=web=0.75,code=0.25") == 0
     lines = capsys.readouterr().out.splitlines()
     total = 512 * 6 * 48  # three blocks of 1,024 rows, in each of which the shares hold
-    counts = {name: int(next(line for line in lines if line.startswith(f"{name}: ")).split()[1].replace(",", ""))
-              for name in ("web", "code")}  # fmt: skip
+    counts = {
+        name: int(next(line for line in lines if line.startswith(f"{name}: ")).split()[1].replace(",", ""))
+        for name in ("web", "code")
+    }
     assert sum(counts.values()) == total and abs(counts["web"] - 0.75 * total) <= 2 * 48
     assert not api.data_stats(folder).epochs
 

@@ -149,8 +149,12 @@ def read_lines(run):
 def constants():
     """All texts written out in the files of diagnose."""
     trees = (ast.parse(path.read_text()) for path in ROOT.rglob("*.py"))
-    return {node.value for tree in trees for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # fmt: skip
+    return {
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 @pytest.mark.full
@@ -159,9 +163,11 @@ def test_all_that_is_logged_is_read_by_some_check(measured):
     logged = {key for line in read_lines(measured) for key in line} | OTHERS
     texts = constants()
     read = {
-        name for name in logged
-        if name in texts or ("/NAME" in name and f"{name.partition('/')[0]}/" in texts)
+        name
+        for name in logged
+        if name in texts
+        or ("/NAME" in name and f"{name.partition('/')[0]}/" in texts)
         or (name.partition("/")[0] in ("embed", "head", "final_norm") and name.partition("/")[2] in texts)
-    }  # fmt: skip
+    }
     assert logged - read - UNJUDGED == set()
     assert main(["diagnose", str(measured), "--fast"]) == 0

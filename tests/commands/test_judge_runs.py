@@ -39,8 +39,10 @@ def write_runs(folder, rows):
         place = folder / row["side"] / f"run{i}"
         place.mkdir(parents=True)
         (place / "config.json").write_text(json.dumps({"dim": int(row["dim"]), "optimizer": row["side"]}))
-        lines = [{"step": s, "train/loss": float(row["bpb"]) + 1 / s, "total_flops": float(row["C"]) * s / 5}
-                 for s in range(1, 6)]  # fmt: skip
+        lines = [
+            {"step": s, "train/loss": float(row["bpb"]) + 1 / s, "total_flops": float(row["C"]) * s / 5}
+            for s in range(1, 6)
+        ]
         lines[-1]["eval/loss"] = float(row["bpb"])
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

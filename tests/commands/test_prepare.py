@@ -60,9 +60,13 @@ def start(command, out, workers, *more):
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*line, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        start_new_session=True
-    )  # fmt: skip
+        [*line, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def digests(folder):

@@ -39,8 +39,15 @@ def test_a_run_that_blew_up_is_first_diagnosed_and_then_taken_back_to_where_it_w
 @pytest.mark.parametrize("loss, shown", [(None, ""), (4.5, ", validation loss 4.5000 nats/token, 6.0000 bits/byte")])
 def test_a_stopped_run_says_how_to_go_on_and_no_loss_that_it_lacks(capsys, loss, shown):
     seen = types.SimpleNamespace(
-        name="run", folder="runs/mine", status="stopped", final_step=20, by_source={}, val_loss=loss,
-        bpb=loss and 6.0, bpb_bound="", to_json=dict,
-    )  # fmt: skip
+        name="run",
+        folder="runs/mine",
+        status="stopped",
+        final_step=20,
+        by_source={},
+        val_loss=loss,
+        bpb=loss and 6.0,
+        bpb_bound="",
+        to_json=dict,
+    )
     train._print(seen, None)
     assert capsys.readouterr().err == f"run: stopped at step 20{shown}; the same command goes on; runs/mine\n"

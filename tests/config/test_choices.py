@@ -65,9 +65,12 @@ def test_zzz_in_every_choices_of_base_py_is_one_line_and_nothing_is_written(tmp_
     base.write_text(text)
     commands = [words for key in KEYS for words in words_with(key, tmp_path / "runs")]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(commands)], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", RUN, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for words, code, line in json.loads(done.stdout):
         assert code == 2 and line.count("\n") == 1 and "zzz" in line, (words, code, line[-500:])

@@ -41,9 +41,12 @@ def test_a_key_of_a_name_that_another_group_has_changes_no_learning_rate(tmp_pat
     (fork / "mine.py").write_text(METRICS)
     words = [*WORDS, "--workdir=run", "--config.train.metrics=mine:warmups"]
     done = subprocess.run(
-        [sys.executable, "-m", "scalelab", *words], cwd=fork, env=os.environ | {"PYTHONPATH": str(fork)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "scalelab", *words],
+        cwd=fork,
+        env=os.environ | {"PYTHONPATH": str(fork)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert main([*WORDS, f"--workdir={tmp_path / 'run'}"]) == 0
     capsys.readouterr()

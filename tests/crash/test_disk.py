@@ -126,10 +126,14 @@ def test_a_disk_that_is_really_full(tmp_path, whole, store):
     run, out = tmp_path / "disk" / "run", tmp_path / "out"
     scalelab = f"{sys.executable} -m scalelab"
     script = SMALL_DISK.format(
-        size=300, place=tmp_path / "disk", root=ROOT, run=run, out=out,
+        size=300,
+        place=tmp_path / "disk",
+        root=ROOT,
+        run=run,
+        out=out,
         command=f"{scalelab} train --config=configs/tiny.py --workdir={run} --json={out}.json {' '.join(overrides())}",
         verify=f"{scalelab} checkpoint verify {run}",
-    )  # fmt: skip
+    )
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], text=True, capture_output=True)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no disk of one's own here: {done.stderr.strip().splitlines()[-1]}")

@@ -137,9 +137,10 @@ def test_a_csv_is_its_column_as_another_reader_has_it(tmp_path, how):
     rows += [[str(i), "".join(chance.choices('ab,"\n\r é\t', k=chance.randint(1, 40))), "x"] for i in range(300)]
     content = table(rows, **how)
     theirs = arrow_csv.read_csv(
-        pyarrow.BufferReader(content), parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+        pyarrow.BufferReader(content),
+        parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
         convert_options=arrow_csv.ConvertOptions(column_types={"text": pyarrow.string()}),
-    )["text"].to_pylist()  # fmt: skip
+    )["text"].to_pylist()
     assert theirs == [row[1] for row in rows[1:]]
     for name, file in {
         "a.csv": content,

@@ -292,9 +292,12 @@ def test_a_changed_filter_is_noticed_by_a_folder_and_counted_in_its_index(tmp_pa
 def test_one_file_is_training_and_validation_by_filters_that_differ(tmp_path):
     path = nested(tmp_path / "a.jsonl")
     request = Request(
-        [f"n={path}#meta.body?meta.lang=de"], "bytes", tmp_path / "out", val_fraction=0.0,
+        [f"n={path}#meta.body?meta.lang=de"],
+        "bytes",
+        tmp_path / "out",
+        val_fraction=0.0,
         val_sources=[f"n={path}#meta.body?meta.lang=en"],
-    )  # fmt: skip
+    )
     (part,) = corpus.prepare_corpus(request)["parts"]
     assert (part["train_documents"], part["val_documents"], part["leaks"]) == (133, 67, 0)
     with pytest.raises(BadInput, match=r"a.jsonl is in --source=.* and in --val-source"):

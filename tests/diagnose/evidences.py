@@ -56,7 +56,7 @@ def healthy(**changed):
     scheduled = dict(zip(steps.tolist(), lr.tolist(), strict=True))
     return Doctored(
         pathlib.Path("run"), values, record, rows, evaluations, layers, [], {}, no_data="", planned=scheduled
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,8 +104,9 @@ def climbing():
     run = healthy(train__steps=10 * STEPS, log__every_steps=10, schedule__warmup_steps=200, optim__peak_lr=1e-3)
     rows = [row | {"step": 10 * row["step"], "grad_norm": 0.3 * 2 ** (row["step"] / 140)} for row in run.rows]
     rows = [row | {"train_loss": 3.4 - 1e-5 * row["step"], "lr": 1e-3, "update_norm": 0.05} for row in rows]
-    return dataclasses.replace(run, rows=rows, planned={row["step"]: row["lr"] for row in rows}, record=run.record
-                               | {"status": "running"})  # fmt: skip
+    return dataclasses.replace(
+        run, rows=rows, planned={row["step"]: row["lr"] for row in rows}, record=run.record | {"status": "running"}
+    )
 
 
 def restarted(step):

@@ -37,10 +37,14 @@ def sample(tokens=None, documents=None, order=None, vocab_size=V, epochs=0.5, le
     batches = types.SimpleNamespace(windows=range(N), seen=lambda step: {"text": (1000, epochs)})
     rng = np.random.default_rng(4)
     return DataSample(
-        dataset, batches, np.arange(N), windows(1) if tokens is None else tokens, windows(2, 50),
+        dataset,
+        batches,
+        np.arange(N),
+        windows(1) if tokens is None else tokens,
+        windows(2, 50),
         rng.permutation(N) if order is None else order,
         np.arange(N, dtype=np.uint64) if documents is None else documents,
-    )  # fmt: skip
+    )
 
 
 def found(data, check=check_data, **changed):

@@ -114,7 +114,9 @@ def test_of_those_that_end_alike_the_cheapest_is_named():
     cases = [ORIGINAL, *what_ifs.parse_what_ifs(["clip=1", "skip=3", "lr*=.7"])]
     verdicts = judge.judge(cases, curves, base, 30, 0.5)
     assert [(v.name, v.works, v.steps, v.batches, v.cost) for v in verdicts][:2] == [
-        ("clip=1", True, 30, 0, 15.0), ("skip=3", True, 30, 1, 15.0)]  # fmt: skip
+        ("clip=1", True, 30, 0, 15.0),
+        ("skip=3", True, 30, 1, 15.0),
+    ]
     assert verdicts[0].nats == pytest.approx(0.01) and verdicts[0].is_tied and verdicts[0].error > 0.01
     assert not any(v.works or v.is_tied for v in verdicts[2:])
     benign = judge.judge([ORIGINAL], {"original": np.array([2.0, 9.0, 2.3, *[2.05] * 40])}, base, 30)

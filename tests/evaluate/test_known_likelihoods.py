@@ -28,9 +28,17 @@ def subject(chain, synthetic=False):
     """
     model = loaded()
     shape = dataclasses.replace(
-        model.static.model, d_model=V, n_layers=1, n_heads=1, n_kv_heads=1, d_head=8, d_ff=8, seq_len=128,
-        norm_eps=1e-12, tied_head=False,
-    )  # fmt: skip
+        model.static.model,
+        d_model=V,
+        n_layers=1,
+        n_heads=1,
+        n_kv_heads=1,
+        d_head=8,
+        d_ff=8,
+        seq_len=128,
+        norm_eps=1e-12,
+        tied_head=False,
+    )
     config = model.config.copy_and_resolve_references()
     if synthetic:
         config.data.source = "synthetic"

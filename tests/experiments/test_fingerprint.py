@@ -132,8 +132,9 @@ def test_study_stale_lists_what_changed_and_its_cost(capsys, monkeypatch, tmp_pa
     monkeypatch.setattr(fingerprint, "library_changed", lambda each: False)
     rows = api.studies(stale=True)
     assert [(row["name"], row["reasons"]) for row in rows] == [
-        ("old", ["its own code (mine.py)"]), ("bare", ["nothing says what made it"]),
-    ]  # fmt: skip
+        ("old", ["its own code (mine.py)"]),
+        ("bare", ["nothing says what made it"]),
+    ]
     assert study.main(["--stale"]) == 0
     printed = capsys.readouterr().out
     assert textwrap.dedent(printed).startswith("old  (made by abc, 2026-01-02; 90 CPU s)\n")

@@ -37,9 +37,12 @@ def test_a_program_for_each_width_and_parametrization():
 
 
 def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
-    truth = {mup_transfer.run_name(r["parametrization"], r["d_model"], lr, s): loss
-             for r in rows({"mup": 0.1, "standard": 0.9}) for s, one in enumerate(r["losses"])
-             for lr, loss in zip(r["log2_lrs"], one, strict=True)}  # fmt: skip
+    truth = {
+        mup_transfer.run_name(r["parametrization"], r["d_model"], lr, s): loss
+        for r in rows({"mup": 0.1, "standard": 0.9})
+        for s, one in enumerate(r["losses"])
+        for lr, loss in zip(r["log2_lrs"], one, strict=True)
+    }
     listed = [{"name": name, "status": "done", "val_loss": loss} for name, loss in truth.items()]
     monkeypatch.setattr(mup_transfer.listing, "read_runs", lambda folder: listed)
     result = mup_transfer.read_transfer_rows(tmp_path, mup_transfer.WIDTHS, 1.0)
@@ -51,12 +54,16 @@ def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fall", "verdicts"),
     [
-        ({"mup": 0.1, "standard": 0.9},
-            ("by 0.30 octaves (at most 0.75 expected: met)", "by 2.70 octaves (more than 2 expected: met)")),
-        ({"mup": 0.3, "standard": 0.5},
-            ("0.90 octaves (at most 0.75 expected: NOT met)", "1.50 octaves (more than 2 expected: NOT met)")),
+        (
+            {"mup": 0.1, "standard": 0.9},
+            ("by 0.30 octaves (at most 0.75 expected: met)", "by 2.70 octaves (more than 2 expected: met)"),
+        ),
+        (
+            {"mup": 0.3, "standard": 0.5},
+            ("0.90 octaves (at most 0.75 expected: NOT met)", "1.50 octaves (more than 2 expected: NOT met)"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_verdicts_page_and_figure(fall, verdicts):
     made = rows(fall)
     lines = mup_transfer.describe_transfer(made)

@@ -40,8 +40,10 @@ def test_without_bars_lines_of_training_are_counted_and_it_is_said(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_read_as_one_and_the_run_has_diverged(tmp_path, capsys):
-    lines = [f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {i / 4}}}"
-             for i, (loss, norm) in enumerate([(3.5, 1.0), (3.25, 9.0), ("nan", "inf"), ("nan", "nan")])]  # fmt: skip
+    lines = [
+        f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {i / 4}}}"
+        for i, (loss, norm) in enumerate([(3.5, 1.0), (3.25, 9.0), ("nan", "inf"), ("nan", "nan")])
+    ]
     (tmp_path / "log.txt").write_text("\n".join(lines))
     run = converted(tmp_path)
     losses, norms = (series(run.training, name) for name in ("train_loss", "grad_norm"))

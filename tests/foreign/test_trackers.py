@@ -80,8 +80,10 @@ def test_another_database_a_damaged_one_and_one_of_views_are_one_line(tmp_path):
         find_runs(tmp_path / "a.db")
     with sqlite3.connect(tmp_path / "b.db") as connection:  # a view is a program: it could go on for ever
         connection.execute("CREATE TABLE configs (run_name, config)")
-        connection.execute("CREATE VIEW metrics AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n)"
-                           " SELECT i AS id, i AS run_name, i AS step, i AS metrics FROM n")  # fmt: skip
+        connection.execute(
+            "CREATE VIEW metrics AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n)"
+            " SELECT i AS id, i AS run_name, i AS step, i AS metrics FROM n"
+        )
     with pytest.raises(BadInput, match="not a log of a run"):
         find_runs(tmp_path / "b.db")
     whole = make_database(tmp_path / "c.db", "mlflow").read_bytes()
@@ -131,9 +133,12 @@ def test_a_history_of_keras_is_lists_by_name(tmp_path):
     ("run_id", "attribute_path", "float_value"),
 ])  # fmt: skip
 def test_a_line_for_each_value_becomes_a_row_for_each_step(tmp_path, run, name, value):
-    rows = [({run: side} if run else {}) | {name: metric, value: base / step, "step": step, "timestamp": 1.0}
-            for metric, base in (("train/loss", 8.0), ("val_loss", 9.0)) for side in ("a", "b")[: 2 if run else 1]
-            for step in (4, 2, 1)]  # fmt: skip
+    rows = [
+        ({run: side} if run else {}) | {name: metric, value: base / step, "step": step, "timestamp": 1.0}
+        for metric, base in (("train/loss", 8.0), ("val_loss", 9.0))
+        for side in ("a", "b")[: 2 if run else 1]
+        for step in (4, 2, 1)
+    ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "points.parquet")
     runs = read_all(tmp_path / "points.parquet")
     assert len(runs) == (2 if run else 1)

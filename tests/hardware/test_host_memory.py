@@ -129,8 +129,12 @@ def start_reporting(*arguments, **variables):
     environment = {key: value for key, value in os.environ.items() if key != host_memory.LIMIT_VARIABLE}
     return subprocess.Popen(
         [sys.executable, "-c", REPORTS, "train", *arguments],
-        cwd=ROOT, env=environment | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment | variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.full

@@ -106,8 +106,13 @@ def test_a_run_that_goes_on_without_a_tactic_has_moved(monkeypatch):
 def programs(off, *arguments):
     """What PROGRAMS prints on eight fake devices, a JSON value a line."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, "-c", PROGRAMS, *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | {"XLA_FLAGS": flags, switch.VARIABLE: off})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": flags, switch.VARIABLE: off},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -325,9 +325,9 @@ def test_an_option_that_a_format_has_never_heard_of_is_refused(form):
 
 def test_a_size_that_config_json_does_not_imply_is_refused():
     """A fork that fuses a gate into q: the names are Llama's, the tensor is not."""
-    wide = {'Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)':
-            'Einsum(embed, (("heads", 2 * s.n_heads), queries[1]), bias, self.policy, by_head, name="q")(x_BSD)'
-            "[:, :, : s.n_heads]"}  # fmt: skip
+    plain = 'Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)'
+    doubled = '(("heads", 2 * s.n_heads), queries[1])'
+    wide = {plain: f'Einsum(embed, {doubled}, bias, self.policy, by_head, name="q")(x_BSD)[:, :, : s.n_heads]'}
     shape = examples.shape("llama_tied")
     with forks.attention_edited(pytest.MonkeyPatch(), wide), pytest.raises(BadInput) as refusal:
         tensor_places(FORMATS["llama"], shape)

@@ -127,11 +127,20 @@ def test_lm_eval_has_the_numbers_of_eval(run, tmp_path, monkeypatch):
     choice, cloze = write_tasks(tmp_path)
     rows = {row["set"]: row["metrics"] for row in api.evaluate(run[0], tasks=[choice, cloze]).rows}
     tasks = [
-        their_task(choice, output_type="multiple_choice", doc_to_choice="{{choices}}", doc_to_target="answer",
-                   metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}]),
-        their_task(cloze, output_type="loglikelihood", doc_to_target="{{completion}}",
-                   metric_list=[{"metric": "acc"}, {"metric": "perplexity"}]),
-    ]  # fmt: skip
+        their_task(
+            choice,
+            output_type="multiple_choice",
+            doc_to_choice="{{choices}}",
+            doc_to_target="answer",
+            metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
+        ),
+        their_task(
+            cloze,
+            output_type="loglikelihood",
+            doc_to_target="{{completion}}",
+            metric_list=[{"metric": "acc"}, {"metric": "perplexity"}],
+        ),
+    ]
     model = HFLM(pretrained=str(run[1]), dtype="float32", batch_size=7, device="cpu")
     answer = lm_eval.simple_evaluate(model, tasks=tasks, log_samples=True, bootstrap_iters=0)
     got = answer["results"]

@@ -68,7 +68,9 @@ def logit_error(of: ModelShape, logits) -> float:
 
 def distance(a, b) -> float:
     """Norm of the difference of two trees over the norm of the second."""
-    norms = [(np.sum(np.square(np.float64(x) - np.float64(y))), np.sum(np.square(np.float64(y)))) for x, y in
-             zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]  # fmt: skip
+    norms = [
+        (np.sum(np.square(np.float64(x) - np.float64(y))), np.sum(np.square(np.float64(y))))
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    ]
     difference, size = map(sum, zip(*norms, strict=True))
     return float(np.sqrt(difference / size))

@@ -93,8 +93,9 @@ def assert_follows(expected, actual, params, tolerance=1e-5, atol=3 * (STEPS + 1
         moved, wanted = np.float64(actual[k]) - params[k], expected[k] - params[k]
         size = np.linalg.norm(wanted)
         assert np.linalg.norm(moved - wanted) <= tolerance * size + atol * np.linalg.norm(params[k]), (
-            k, np.linalg.norm(moved - wanted) / size,
-        )  # fmt: skip
+            k,
+            np.linalg.norm(moved - wanted) / size,
+        )
 
 
 def clipped(gradient, h):

@@ -160,10 +160,14 @@ def test_a_peer_that_lives_but_does_not_step_ends_both_with_their_stacks(tmp_pat
     started = [
         subprocess.Popen(
             [sys.executable, "-c", HANGS, "train", *train(folder, *SETTINGS, *more, f"--process-id={i}")],
-            cwd=ROOT, env=os.environ | devices(4), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | devices(4),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     errs = [ended(process)[1] for process in started]
     assert [process.returncode for process in started] == [1, 1], errs
     for err in errs:
@@ -248,10 +252,14 @@ def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(t
     started = [
         subprocess.Popen(
             [sys.executable, "-c", ROWS, address, str(i), str(tmp_path)],
-            cwd=ROOT, env=os.environ | devices(4), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | devices(4),
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     errs = [ended(process)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errs
     message = [json.loads(err.splitlines()[-1]) for err in errs]

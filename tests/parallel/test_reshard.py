@@ -103,8 +103,12 @@ def launch(place, layouts: dict[int, list], devices: int, *more: str) -> subproc
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(place), json.dumps(layouts[devices]), *more],
-        cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def rows(process: subprocess.Popen) -> list[dict]:

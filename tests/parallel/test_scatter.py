@@ -56,8 +56,13 @@ for axes, split in names:
 def lines(program, *arguments):
     """What a program prints on eight fake devices, a JSON value a line."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | {"XLA_FLAGS": flags})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": flags},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

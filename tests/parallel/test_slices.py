@@ -56,10 +56,16 @@ def test_slices_with_unequal_numbers_of_devices_are_refused():
 def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():
     """64 chips of v4 as 4 x 4 x 4: jax.make_mesh refuses an axis of two."""
     chips = [
-        Device(id=i, coords=(i % 4, i // 4 % 4, i // 16), core_on_chip=0, process_index=i // 4, platform="tpu",
-               device_kind="TPU v4")
+        Device(
+            id=i,
+            coords=(i % 4, i // 4 % 4, i // 16),
+            core_on_chip=0,
+            process_index=i // 4,
+            platform="tpu",
+            device_kind="TPU v4",
+        )
         for i in range(64)
-    ]  # fmt: skip
+    ]
     device_mesh = mesh.mesh_over_devices(Layout(fsdp=32, tensor=2), chips)
     assert {device.id for device in device_mesh.devices.flat} == set(range(64))
     pairs = device_mesh.devices.reshape(32, 2)

@@ -43,8 +43,12 @@ def started(code, *arguments):
     """A Python program in a process of its own, with four devices."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
-        cwd=ROOT, env=os.environ | devices(4), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | devices(4),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.full

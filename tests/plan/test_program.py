@@ -183,8 +183,13 @@ def compiled():
     ]  # fmt: skip
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run([sys.executable, "-c", STEP, json.dumps(layouts)], env=environment,
-                          cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, json.dumps(layouts)],
+        env=environment,
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

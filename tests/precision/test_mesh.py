@@ -150,9 +150,12 @@ print(json.dumps(found), flush=True)
 def test_a_mesh_is_one_device_within_rounding_and_skips_as_one(policy, layout, most):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, policy, json.dumps(layout)], cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags}, text=True, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, policy, json.dumps(layout)],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     row = json.loads(done.stdout)
     within_rounding(policy, row, most)

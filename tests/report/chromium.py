@@ -81,8 +81,9 @@ class Browser:
         still = {"name": "prefers-reduced-motion", "value": "reduce"}  # a page that still scrolls shows other places
         self.call("Emulation.setEmulatedMedia", features=[scheme, still])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
-                  mobile=width < 600)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
         self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while self.read().get("method") != "Page.loadEventFired":
             pass

@@ -52,11 +52,15 @@ def test_a_page_fits_its_window_without_complaint(browser, pages, kind, width, d
     assert overflow[0] <= overflow[1] == width and not browser.complaints
     back = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(21, 24, 29)") == dark
-    drawings = browser.run("[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll(':scope > svg, "
-                           ".chart')].filter(e => e.getBoundingClientRect().height > 100).length)")  # fmt: skip
+    drawings = browser.run(
+        "[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll(':scope > svg, "
+        ".chart')].filter(e => e.getBoundingClientRect().height > 100).length)"
+    )
     assert drawings and all(count >= 1 for count in drawings), "every figure shows a drawing"
-    cut = browser.run("[...document.querySelectorAll('.chart')].filter(box => box.firstElementChild "
-                      "&& box.firstElementChild.offsetWidth > box.clientWidth).length")  # fmt: skip
+    cut = browser.run(
+        "[...document.querySelectorAll('.chart')].filter(box => box.firstElementChild "
+        "&& box.firstElementChild.offsetWidth > box.clientWidth).length"
+    )
     assert cut == 0, "no chart is wider than its box, which would hide its end"
     assert not browser.run("document.getElementById('broken')")
 
@@ -64,9 +68,11 @@ def test_a_page_fits_its_window_without_complaint(browser, pages, kind, width, d
 def test_pointing_at_a_line_names_run_and_value(browser, pages):
     browser.open(pages["sweep"])
     browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
-    box = browser.run("(() => { const figure = document.getElementById('training_loss'); figure.scrollIntoView();"
-                      "const r = figure.querySelector('.u-over').getBoundingClientRect();"
-                      "return [r.left + r.width * 0.7, r.top, r.height] })()")  # fmt: skip
+    box = browser.run(
+        "(() => { const figure = document.getElementById('training_loss'); figure.scrollIntoView();"
+        "const r = figure.querySelector('.u-over').getBoundingClientRect();"
+        "return [r.left + r.width * 0.7, r.top, r.height] })()"
+    )
     seen = ""
     for step in range(5, 100, 5):
         browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1] + box[2] * step / 100)
@@ -84,8 +90,10 @@ def test_what_a_reader_asks_is_answered(browser, pages):
     browser.run("document.querySelector('#training_loss details').open = true")
     browser.run("new Promise(done => setTimeout(done, 50))")
     assert browser.run(shown) == 12
-    browser.run("(() => { const filter = document.querySelector('#training_loss input[type=search]');"
-                "filter.value = '-s0'; filter.oninput() })()")  # fmt: skip
+    browser.run(
+        "(() => { const filter = document.querySelector('#training_loss input[type=search]');"
+        "filter.value = '-s0'; filter.oninput() })()"
+    )
     assert browser.run(shown) == 6
     table = "[...document.querySelectorAll('table')].find(t => t.tHead && t.tHead.textContent.includes('val. loss'))"
     column = f"[...{table}.tHead.rows[0].cells].findIndex(c => c.textContent.includes('val. loss'))"
@@ -95,15 +103,21 @@ def test_what_a_reader_asks_is_answered(browser, pages):
         numbers = [order * float(value) for value in values if value]
         assert numbers == sorted(numbers) and values[-1] == ""  # runs without a loss come last
     for axis in ("step", "flops", "seconds"):
-        browser.run("(axis => { const choice = document.querySelector('#training_loss select');"
-                    f"choice.value = axis; choice.onchange() }})('{axis}')")  # fmt: skip
-    browser.run("(() => { const slider = document.querySelector('#training_loss input[type=range]');"
-                "slider.value = 0.9; slider.oninput() })()")  # fmt: skip
+        browser.run(
+            "(axis => { const choice = document.querySelector('#training_loss select');"
+            f"choice.value = axis; choice.onchange() }})('{axis}')"
+        )
+    browser.run(
+        "(() => { const slider = document.querySelector('#training_loss input[type=range]');"
+        "slider.value = 0.9; slider.oninput() })()"
+    )
     assert not browser.complaints
 
 
-CONTROLS = ("[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]"
-            ".filter(e => e.tabIndex >= 0 && e.checkVisibility())")  # fmt: skip
+CONTROLS = (
+    "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]"
+    ".filter(e => e.tabIndex >= 0 && e.checkVisibility())"
+)
 
 
 @pytest.mark.parametrize("dark", [False, True])

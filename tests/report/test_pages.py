@@ -365,8 +365,10 @@ def test_the_runs_table_says_once_what_is_shared():
 
 
 def test_swept_leaves_out_what_only_follows():
-    rows = [{"name": n, "model.d_model": d, "model.d_ff": ff, "optim.peak_lr": lr}
-            for n, d, ff, lr in (("a", 64, 176, 1e-3), ("b", 64, 176, 2e-3), ("c", 128, 344, 1e-3))]  # fmt: skip
+    rows = [
+        {"name": n, "model.d_model": d, "model.d_ff": ff, "optim.peak_lr": lr}
+        for n, d, ff, lr in (("a", 64, 176, 1e-3), ("b", 64, 176, 2e-3), ("c", 128, 344, 1e-3))
+    ]
     assert settings.swept_keys(rows) == ["model.d_model", "optim.peak_lr"] and settings.swept_keys(rows[:1]) == []
 
 

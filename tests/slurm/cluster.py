@@ -113,9 +113,15 @@ def start(folder: pathlib.Path, cpus: int = 4) -> Iterator[Cluster]:
     slurm = Cluster(folder, environment, {})
     try:
         slurm.start_daemon(
-            "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
-            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed",
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            f"--key-file={folder}/munge.key",
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log",
+            f"--seed-file={folder}/munge.seed",
+        )
         _wait_for_file(folder / "munge.socket")
         slurm.start_daemon("slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         slurm.start_node()

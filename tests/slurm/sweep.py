@@ -39,8 +39,15 @@ class Sweep:
         command = [sys.executable, "-m", "scalelab", "sweep", f"--config={self.folder}/mine.py",
                    f"--workdir={self.place}", f"--executor={executor}", *options]  # fmt: skip
         with hear_signals():
-            return subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=subprocess.PIPE,
-                                    stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+            return subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
 
     def finish(self, process, code=0):
         out, err = process.communicate(timeout=WAIT_S)
@@ -51,8 +58,13 @@ class Sweep:
         return self.finish(self.start(*options, **more), code)
 
     def command(self, *options):
-        done = subprocess.run([sys.executable, "-m", "scalelab", "sweep", f"--workdir={self.place}", *options],
-                              env=self.environment, cwd=self.folder, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "scalelab", "sweep", f"--workdir={self.place}", *options],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
         return done.returncode, done.stdout, done.stderr
 
     def logs(self):

@@ -67,9 +67,12 @@ def test_trials_on_eight_devices_go_on_on_one_as_if_they_had_always_been_there(t
     """To 1e-5: a product of two batched matrices rounds unlike one of nine (after 5 steps, by 9e-8 of the loss)."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
-        [sys.executable, "-c", STOP_AFTER_4, str(tmp_path / "spread")], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags},
-        text=True, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-c", STOP_AFTER_4, str(tmp_path / "spread")],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        capture_output=True,
+    )
     places = tuple((device, 2) for device in range(5))
     note = "9 trials on 5 of 8 devices, 2 on each; the last device also has 1 idle copy"
     assert done.stdout.splitlines() == [str({places}), note], done.stderr[-2000:]

@@ -100,8 +100,13 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     assert table.returncode == 0 and out.count("done") == 3 and result["answer"]["sentences"][0] in out
     # One of them goes on alone from the pack's checkpoint, under its own config and more steps, on another cosine.
     longer = command(
-        f"--config={file}", f"--workdir={folder / 'runs' / names[0]}", *overrides, "--config.optim.peak_lr=0.003",
-        "--config.train.steps=40", "--allow-change=train.steps", "--json",
-    )  # fmt: skip
+        f"--config={file}",
+        f"--workdir={folder / 'runs' / names[0]}",
+        *overrides,
+        "--config.optim.peak_lr=0.003",
+        "--config.train.steps=40",
+        "--allow-change=train.steps",
+        "--json",
+    )
     result = finish(longer)
     assert (result["resumed_from"], result["final_step"]) == (30, 40)

@@ -36,8 +36,13 @@ def command(*arguments: str, name: str = "train", env: dict[str, str] | None = N
     with hear_signals():
         return subprocess.Popen(
             [sys.executable, "-m", "scalelab", name, *arguments],
-            cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=os.environ | (env or {}),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **more,
+        )
 
 
 def train(workdir: pathlib.Path, *overrides: str) -> list[str]:

@@ -194,9 +194,12 @@ def test_schedules_in_tokens_take_the_counted_ones(changed):
 def test_a_decay_in_tokens_counts_back_over_the_change(changed):
     """Of the last 768 tokens 4 steps took 64, and 2 before them 256."""
     config = config_from_facts({"config": records.read_config(changed[0])})
-    lengths = {tokens: schedule_steps.requested_steps(
-        config_lib.override(config, {"schedule.decay_tokens": tokens}), "decay")["decay_tokens"]
-        for tokens in (128, 256, 768)}  # fmt: skip
+    lengths = {
+        tokens: schedule_steps.requested_steps(config_lib.override(config, {"schedule.decay_tokens": tokens}), "decay")[
+            "decay_tokens"
+        ]
+        for tokens in (128, 256, 768)
+    }
     assert lengths == {128: 2, 256: 4, 768: 6}
 
 
@@ -209,8 +212,10 @@ def test_on_a_mesh_the_ledger_and_the_data_are_those_of_one_device(sixteen, chan
     finish(command(*arguments, "--allow-change=train.global_batch", env=env))
     assert_ledger(folder, 24, 5376)
     assert counted(folder, 24) == counted(changed[0], 24)
-    one, two = ([line["train_loss"] for line in records.read_metrics(each) if "train_loss" in line]
-                for each in (changed[0], folder))  # fmt: skip
+    one, two = (
+        [line["train_loss"] for line in records.read_metrics(each) if "train_loss" in line]
+        for each in (changed[0], folder)
+    )
     np.testing.assert_allclose(two, one, rtol=1e-5)
 
 

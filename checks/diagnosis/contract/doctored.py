@@ -17,9 +17,12 @@ def better_val_loss(folder: pathlib.Path) -> None:
     """The last validation loss, in metrics and record, a tenth of a nat lower."""
     last = max(line["step"] for line in records.read_metrics(folder) if "val_loss" in line)
     better = {line["step"]: line["val_loss"] - 0.1 for line in records.read_metrics(folder) if "val_loss" in line}
-    _lines(folder, lambda lines: [
-        line | {"val_loss": better[last]} if "val_loss" in line and line["step"] == last else line for line in lines
-    ])  # fmt: skip
+    _lines(
+        folder,
+        lambda lines: [
+            line | {"val_loss": better[last]} if "val_loss" in line and line["step"] == last else line for line in lines
+        ],
+    )
     _edit_record(folder, val_loss=better[last])
 
 
@@ -29,9 +32,10 @@ def stale_val_loss(folder: pathlib.Path) -> None:
     scored = [(line["step"], line["val_loss"]) for line in records.read_metrics(folder) if "val_loss" in line]
     for (_, earlier), (step, _) in zip([scored[0], *scored], scored, strict=False):
         before[step] = earlier
-    _lines(folder, lambda lines: [
-        line | {"val_loss": before[line["step"]]} if "val_loss" in line else line for line in lines
-    ])  # fmt: skip
+    _lines(
+        folder,
+        lambda lines: [line | {"val_loss": before[line["step"]]} if "val_loss" in line else line for line in lines],
+    )
     _edit_record(folder, val_loss=before[scored[-1][0]])
 
 

@@ -111,9 +111,14 @@ def _command(
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
     try:
         return subprocess.run(
-            [sys.executable, "-m", "scalelab", *arguments], cwd=place, env=environment, capture_output=True, text=True,
-            timeout=SECONDS, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "scalelab", *arguments],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise WorkFailed(f"{arguments[0]} took longer than {SECONDS} s") from error
 

@@ -129,8 +129,9 @@ def format_page(result: Mapping[str, Any]) -> str:
         f"Two blocks of width 32 on a bigram language, {EXPERTS['train.steps']} steps, most with "
         f"{EXPERTS['model.n_experts']} experts. Idle experts, entropy and router logits: medians of the last {LAST} "
         "steps, over all layers, of the worst layer, and the largest. The cases were written before the rules, and "
-        "each row was judged by those of its time.", "",
-    ]  # fmt: skip
+        "each row was judged by those of its time.",
+        "",
+    ]
     lines += [f"Not run: {'; '.join(missing)}.", ""] if missing else []
     return "\n".join([*lines, *markdown_table(COLUMNS, map(_cells, rows)), ""])
 

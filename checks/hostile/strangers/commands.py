@@ -48,12 +48,22 @@ LIVE = [
     *_reach("sweep --status --serve=0 --workdir={it}", interrupt_s=9.0, serves=True),
 ]
 TABLES = _reach(
-    "runs {it}", "runs {it} --json", "runs {it} --csv", "runs {it} --parquet=out.parquet", "runs .",
-    "runs {it} --by=optim.peak_lr", "fit {it} --bootstrap=0", "fit {it} neighbour --law=multi_power --predict-run={it}",
+    "runs {it}",
+    "runs {it} --json",
+    "runs {it} --csv",
+    "runs {it} --parquet=out.parquet",
+    "runs .",
+    "runs {it} --by=optim.peak_lr",
+    "fit {it} --bootstrap=0",
+    "fit {it} neighbour --law=multi_power --predict-run={it}",
     "sweep --status --workdir={it}",
-    "sweep --status --json --workdir={it}", "checkpoint list {it}", "checkpoint show {it}", "checkpoint verify {it}",
-    "watch {it} --once", "report {it} --style=paper",
-)  # fmt: skip
+    "sweep --status --json --workdir={it}",
+    "checkpoint list {it}",
+    "checkpoint show {it}",
+    "checkpoint verify {it}",
+    "watch {it} --once",
+    "report {it} --style=paper",
+)
 RUN = [
     *TABLES,
     *LIVE,
@@ -98,10 +108,17 @@ ABLATION = [
     *_reach("sweep --status --workdir={it}", " ".join([*ABLATE, "--workdir={it}", "--next"])),
 ]
 BUCKET = [
-    *_reach("runs {url}", "runs {url} --json", "fit {url} --bootstrap=0", "checkpoint verify {url}", "report {url}",
-            "checkpoint list {url}", "sweep --status --workdir={url}"),
+    *_reach(
+        "runs {url}",
+        "runs {url} --json",
+        "fit {url} --bootstrap=0",
+        "checkpoint verify {url}",
+        "report {url}",
+        "checkpoint list {url}",
+        "sweep --status --workdir={url}",
+    ),
     *_reach(f"train {CONFIG} --workdir={{url}}", heavy=True),
-]  # fmt: skip
+]
 COLUMNS = "--columns=N=N,D=D,loss=val_loss"
 PREPARED = "--config.data.source=prepared --config.data.val_fraction=0.1 --config.model.vocab_size=280"
 REACHES: Mapping[str, Sequence[Reach]] = {

@@ -68,9 +68,15 @@ class Warm:
         command = [sys.executable, "-m", module, str(read), str(write), *([self.fake] if self.fake else [])]
         with open(self.slot / "stderr", "wb") as log:
             self.process = subprocess.Popen(
-                command, pass_fds=(read, write), env=self.environment, cwd=self.slot / "tmp", stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command,
+                pass_fds=(read, write),
+                env=self.environment,
+                cwd=self.slot / "tmp",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         limit(self.process.pid)
         os.close(read)
         os.close(write)
@@ -80,9 +86,13 @@ class Warm:
         self.base = self.base or resident_bytes(self.process.pid)
 
     def run(
-        self, line: Sequence[str], folder: pathlib.Path, interrupt_s: float = 0.0, serves: bool = False,
+        self,
+        line: Sequence[str],
+        folder: pathlib.Path,
+        interrupt_s: float = 0.0,
+        serves: bool = False,
         seconds: float | None = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """Run one command in it. It is replaced afterwards if it hung, died or holds too much."""
         if self.process is None:
             self.start()

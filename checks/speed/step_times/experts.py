@@ -122,9 +122,15 @@ DUALPIPE_TRAITS = dataclasses.replace(BRIDGE_TRAITS, sends_hidden=True)
 
 
 def make_row(
-    recipe: str, chip: str, layout: Layout, sequences: int, accumulate: int, traits: SystemTraits, seconds: float,
+    recipe: str,
+    chip: str,
+    layout: Layout,
+    sequences: int,
+    accumulate: int,
+    traits: SystemTraits,
+    seconds: float,
     **values: Any,
-) -> PublishedStep:  # fmt: skip
+) -> PublishedStep:
     """A recipe with these values (`__` for the dot) as it ran on a chip."""
     keys = {key.replace("__", "."): value for key, value in values.items()}
     keys |= {"schedule.batch_start": None, "schedule.batch_warmup_tokens": None, "schedule.batch_stages": ""}
@@ -140,25 +146,50 @@ def bridge_row(row: BridgeRow, mtp: bool) -> PublishedStep:
     micro = row.sequences // (replicas * row.micro_batch)
     staged = row.stage > 1
     layout = Layout(
-        replicas // row.experts, 1, row.tensor, 1, row.stage, row.tensor > 1, zero=1, expert=row.experts,
-        microbatches=micro if staged else 1, rounds=row.rounds,
-    )  # fmt: skip
+        replicas // row.experts,
+        1,
+        row.tensor,
+        1,
+        row.stage,
+        row.tensor > 1,
+        zero=1,
+        expert=row.experts,
+        microbatches=micro if staged else 1,
+        rounds=row.rounds,
+    )
     seconds = row.sequences * row.seq_len / (row.tokens_per_s * row.devices)
     more = MTP if mtp and row.recipe == DEEPSEEK_V3 else {}
     return make_row(
-        row.recipe, row.chip, layout, row.sequences, 1 if staged else micro, BRIDGE_TRAITS, seconds,
-        precision__name=row.precision, model__seq_len=row.seq_len, model__remat="none", **more,
-    )  # fmt: skip
+        row.recipe,
+        row.chip,
+        layout,
+        row.sequences,
+        1 if staged else micro,
+        BRIDGE_TRAITS,
+        seconds,
+        precision__name=row.precision,
+        model__seq_len=row.seq_len,
+        model__remat="none",
+        **more,
+    )
 
 
 def maxtext_row(
     chip: str, recipe: str, precision: str, devices: int, sequences: int, seq_len: int, seconds: float
-) -> PublishedStep:  # fmt: skip
+) -> PublishedStep:
     """One row of MaxText on TPUs."""
     return make_row(
-        recipe, chip, Layout(fsdp=devices), sequences, 1, TOKAMAX_TRAITS, seconds,
-        precision__name=precision, model__seq_len=seq_len, model__remat="full",
-    )  # fmt: skip
+        recipe,
+        chip,
+        Layout(fsdp=devices),
+        sequences,
+        1,
+        TOKAMAX_TRAITS,
+        seconds,
+        precision__name=precision,
+        model__seq_len=seq_len,
+        model__remat="full",
+    )
 
 
 def deepseek_row() -> PublishedStep:
@@ -166,9 +197,17 @@ def deepseek_row() -> PublishedStep:
     layout = Layout(2, 1, stage=16, zero=1, expert=64, microbatches=120)
     seconds = DEEPSEEK_HOURS * 3600 / 1e12 * 15_360 * 4096 / DEEPSEEK_DEVICES
     return make_row(
-        DEEPSEEK_V3, "h800", layout, 15_360, 1, DUALPIPE_TRAITS, seconds, precision__name="fp8", model__remat="none",
+        DEEPSEEK_V3,
+        "h800",
+        layout,
+        15_360,
+        1,
+        DUALPIPE_TRAITS,
+        seconds,
+        precision__name="fp8",
+        model__remat="none",
         **{key.replace(".", "__"): value for key, value in MTP.items()},
-    )  # fmt: skip
+    )
 
 
 def compare_rows() -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from scalelab.plan.step.systems import (
     TIMED_TRAITS,
     TORCHTITAN_TRAITS,
     SystemTraits,
-)  # fmt: skip
+)
 
 
 class PublishedStep(NamedTuple):
@@ -30,9 +30,19 @@ class PublishedStep(NamedTuple):
 
 
 def build_config(
-    preset: str, n_layers: int, d_model: int, n_heads: int, global_batch: int, seq_len: int, vocab_size: int,
-    accumulate: int = 1, precision: str = "bf16", optimizer: str = "adamw", model: dict | None = None, **layout,
-) -> ConfigDict:  # fmt: skip
+    preset: str,
+    n_layers: int,
+    d_model: int,
+    n_heads: int,
+    global_batch: int,
+    seq_len: int,
+    vocab_size: int,
+    accumulate: int = 1,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    model: dict | None = None,
+    **layout,
+) -> ConfigDict:
     """A resolved config; `layout`: keys of `parallel`."""
     tree = base.get_config()
     tree.model = getattr(base, preset)(d_model, n_layers, n_heads)
@@ -49,9 +59,17 @@ def build_static(*sizes, **more) -> Static:
 
 
 def megatron_static(
-    layers: int, width: int, heads: int, tensor: int, stages: int, gpus: int, batch: int, micro: int, rounds: int,
+    layers: int,
+    width: int,
+    heads: int,
+    tensor: int,
+    stages: int,
+    gpus: int,
+    batch: int,
+    micro: int,
+    rounds: int,
     selective: bool = False,
-) -> Static:  # fmt: skip
+) -> Static:
     """GPT of Narayanan et al. 2021 and Korthikanti et al. 2022.
 
     Vocabulary 51,200, 2,048 tokens, fp16, attention not yet fused. `selective`: sequence parallelism, and recomputation

@@ -24,7 +24,7 @@ from scalelab.plan.step.systems import (
     MEGATRON_TRAITS,
     TORCHTITAN_TRAITS,
     SystemTraits,
-)  # fmt: skip
+)
 from scalelab.plan.step.time import expected_s, step_time
 
 TABLE_FILES = ("llm_foundry.csv", "others.csv", "new.csv")
@@ -52,10 +52,19 @@ def _foundry(line: dict[str, str]) -> tuple[str, PublishedStep]:
     micro, accumulate = int(line["micro_batch"]), int(line["accumulate"])
     remat = "full" if line["activation_checkpointing"] == "True" else "none"
     of = build_static(
-        "gpt2", sizes["n_layers"], sizes["d_model"], sizes["n_heads"], micro * accumulate * sizes["devices"],
-        sizes["seq_len"], 50_368, accumulate, "fp8" if "fp8" in line["precision"] else "bf16", model={"remat": remat},
-        fsdp=sizes["devices"], zero=3 if line["sharding"] == "FULL_SHARD" else 2,
-    )  # fmt: skip
+        "gpt2",
+        sizes["n_layers"],
+        sizes["d_model"],
+        sizes["n_heads"],
+        micro * accumulate * sizes["devices"],
+        sizes["seq_len"],
+        50_368,
+        accumulate,
+        "fp8" if "fp8" in line["precision"] else "bf16",
+        model={"remat": remat},
+        fsdp=sizes["devices"],
+        zero=3 if line["sharding"] == "FULL_SHARD" else 2,
+    )
     name = (
         f"llm-foundry {line['model']}, {line['seq_len']} tokens, {line['devices']} {line['chip']} {line['precision']}"
     )
@@ -125,9 +134,18 @@ def _newer(line: dict[str, str]) -> tuple[str, PublishedStep]:
     model = {"n_kv_heads": 8, "d_ff": inner, "remat": line["remat"]}
     precision = "fp8" if "fp8" in line["precision"] else line["precision"]
     static = build_static(
-        "llama", layers, width, heads, sequences, int(line["seq_len"]), 128_256, n_microbatches, precision,
-        model=model, **layout,
-    )  # fmt: skip
+        "llama",
+        layers,
+        width,
+        heads,
+        sequences,
+        int(line["seq_len"]),
+        128_256,
+        n_microbatches,
+        precision,
+        model=model,
+        **layout,
+    )
     repository = line["source"].split()[0].partition("/")[2]
     traits = _traits_of(repository)
     words = (line["release"], line["model"] + ",", line["seq_len"], "tokens,", devices, chip, line["precision"])

@@ -89,8 +89,10 @@ def check_isoflop(answer: Any) -> None:
     """Problem 8: the exponent of N_opt ~ C^a from parabolas."""
     runs = isoflop_runs()
     truth, budgets = fit_isoflop(**runs, method="parabola").a, np.unique(runs["C"])
-    lowest = [min(zip(runs["loss"], runs["N"], runs["C"] != c, strict=True), key=lambda run: (run[2], run[0]))[1]
-              for c in budgets]  # fmt: skip
+    lowest = [
+        min(zip(runs["loss"], runs["N"], runs["C"] != c, strict=True), key=lambda run: (run[2], run[0]))[1]
+        for c in budgets
+    ]
     slope = np.polyfit(*np.log([budgets, lowest]), 1)[0]
     mistakes = {
         "that is the exponent of D: a and b sum to 1": 1 - truth,

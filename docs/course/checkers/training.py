@@ -54,8 +54,10 @@ def check_forgotten(answer: Any) -> None:
     rules = {"sgd": optax.identity(), "adamw": adam.scale_by_adam(*map(jnp.float32, (0.9, 0.95, 1e-8)))}
     many, one = claims.MICRO_BATCHES, claims.parameter_movement
     truth = [float(np.median(one(rule, many * gradients) / one(rule, gradients))) for rule in rules.values()]
-    hints = {"AdamW divides the gradient by its own size: what does a factor do to it?": [truth[0], truth[0]],
-             "SGD's step is proportional to the gradient": [truth[1], truth[1]]}  # fmt: skip
+    hints = {
+        "AdamW divides the gradient by its own size: what does a factor do to it?": [truth[0], truth[0]],
+        "SGD's step is proportional to the gradient": [truth[1], truth[1]],
+    }
     judge(entries_of(answer, tuple(rules)), truth, 0.01, hints)
 
 

@@ -49,8 +49,17 @@ def plot_noise(ax: Axes, result: Mapping[str, Any]) -> None:
             scales, low, high = (np.array([row[kind][key] for row in chosen]) for key in ("scale", "low", "high"))
             top = np.where(np.isfinite(high), high, 10 * scales)
             bars = np.maximum([scales - low, top - scales], 0)
-            ax.errorbar(steps, scales, bars, fmt=style, ms=3.5, lw=1, elinewidth=0.8, color=colour,
-                        label=label if seed == 0 else None)  # fmt: skip
+            ax.errorbar(
+                steps,
+                scales,
+                bars,
+                fmt=style,
+                ms=3.5,
+                lw=1,
+                elinewidth=0.8,
+                color=colour,
+                label=label if seed == 0 else None,
+            )
     ax.axhline(result["fit"]["critical"], ls=":", color=MUTED, label=f"B_crit to {transformer.TARGET} nats")
     set_log_axis(ax)
     set_log_axis(ax, "y")

@@ -155,12 +155,24 @@ def plot_losses(result: Mapping[str, Any]) -> Figure:
         chosen = [cell for cell in result["cells"] if (cell["expansion"], cell["budget"]) == (expansion, most)]
         points = [(runs.measure_model(expansion, cell["width"])["active"], cell["losses"]) for cell in chosen]
         left.plot([n for n, _ in points], [np.mean(each) for _, each in points], "o-", ms=3, color=colour)
-        left.plot(*zip(*[(n, x) for n, each in points for x in each], strict=True), "o", ms=2, color=colour, alpha=0.4,
-                  label=f"x{expansion}" if expansion > 1 else "dense")  # fmt: skip
+        left.plot(
+            *zip(*[(n, x) for n, each in points for x in each], strict=True),
+            "o",
+            ms=2,
+            color=colour,
+            alpha=0.4,
+            label=f"x{expansion}" if expansion > 1 else "dense",
+        )
     for budget, colour in value_colours(budgets).items():
         rows = [row for row in result["rows"] if row["budget"] == budget]
-        right.plot([row["total"] for row in rows], [row["loss"] for row in rows], "s-", ms=4, color=colour,
-                   label=f"{budget:.2g} FLOPs")  # fmt: skip
+        right.plot(
+            [row["total"] for row in rows],
+            [row["loss"] for row in rows],
+            "s-",
+            ms=4,
+            color=colour,
+            label=f"{budget:.2g} FLOPs",
+        )
     predicted = result["predicted"]
     total = runs.measure_model(predicted["expansion"], predicted["width"])["total"]
     right.vlines(total, *predicted["interval90"], color=INK, lw=1.5)

@@ -136,8 +136,9 @@ def plot_mixtures(result: Mapping[str, Any]) -> Figure:
     drawn = left.scatter(*points.T, c=[row["mean"] for row in result["rows"]], s=70, cmap="viridis_r")
     fig.colorbar(drawn, ax=left, label="mean validation loss (nats/byte)")
     left.plot(*place(result["shares"]), "*", ms=14, color=ACCENT, label="best by the laws")
-    for name, corner, align in zip(result["domains"], ((0, -0.06), (1, -0.06), (0.5, 0.9)), ("left", "right", "center"),
-                                   strict=True):  # fmt: skip
+    for name, corner, align in zip(
+        result["domains"], ((0, -0.06), (1, -0.06), (0.5, 0.9)), ("left", "right", "center"), strict=True
+    ):
         left.text(*corner, name, ha=align)
     left.axis("off")
     add_axes_legend(fig, left, fontsize=7)

@@ -70,10 +70,19 @@ def list_checks(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     row, own, branch = outcome.compare_with, result["isoflop"]["own"], result["isoflop"]["branch"]
     known = result["slopes"]["own"]["mean"]
     tissue = "Tissue et al. 2024, eq. 1: linear in the fall"
-    checks = [
-        row(own["a"], "independent runs, their 90 % interval", "one trunk: exponent of the best size", branch["a"],
-            *own["interval"])
-    ] if own and branch else []  # fmt: skip
+    checks = (
+        [
+            row(
+                own["a"],
+                "independent runs, their 90 % interval",
+                "one trunk: exponent of the best size",
+                branch["a"],
+                *own["interval"],
+            )
+        ]
+        if own and branch
+        else []
+    )
     return [
         *checks,
         row(0, "Hägele et al. 2024: equal", "branch less independent run, mean over cells", result["overall"]["mean"],

@@ -54,8 +54,16 @@ def _plot_differences(fig: Figure, ax: Axes, result: Mapping[str, Any]) -> None:
     for width, marker in zip(grid.SHORTEST, MARKERS, strict=False):
         rows = [each for each in result["cells"] if each["width"] == width]
         at = [row["steps"] for row in rows]
-        ax.errorbar(at, [row["mean"] for row in rows], [row["error"] for row in rows], fmt=marker + ":", ms=4, lw=0.8,
-                    capsize=2, label=f"width {width}")  # fmt: skip
+        ax.errorbar(
+            at,
+            [row["mean"] for row in rows],
+            [row["error"] for row in rows],
+            fmt=marker + ":",
+            ms=4,
+            lw=0.8,
+            capsize=2,
+            label=f"width {width}",
+        )
     ax.axhline(0, color=MUTED, lw=0.8)
     set_log_axis(ax)
     ax.set(xlabel="steps", ylabel="difference (nats)", title="branch less independent run")
@@ -68,8 +76,16 @@ def _plot_drops(fig: Figure, ax: Axes, result: Mapping[str, Any]) -> None:
         rows = sorted((row for row in result["drops"] if row["lr"] == lr), key=lambda row: row["fall"])
         drops = np.array([row["drops"] for row in rows])
         errors = drops.std(axis=1, ddof=1) / drops.shape[1] ** 0.5
-        ax.errorbar([row["fall"] for row in rows], drops.mean(axis=1), errors, fmt=marker + "-", ms=4, capsize=2,
-                    color=colour, label=f"rate {lr:g}")  # fmt: skip
+        ax.errorbar(
+            [row["fall"] for row in rows],
+            drops.mean(axis=1),
+            errors,
+            fmt=marker + "-",
+            ms=4,
+            capsize=2,
+            color=colour,
+            label=f"rate {lr:g}",
+        )
     ax.set(xlabel="fall of the rate", ylabel="drop of the loss (nats)", title="what a decay gains")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))

@@ -77,11 +77,18 @@ class Proposed(NamedTuple):
 
 @check_arguments(next_runs=NUMBER, budget_flops=POSITIVE, configs_out=FOLDER)
 def propose_runs(
-    fitted: Fitted, next_runs: int, grid: Path, budget_flops: float, *, determine: str = "N",
-    target_values: Mapping[str, float] | None = None, n_convention: str | None = None,
-    columns: Mapping[str, str] | None = None, grid_columns: Mapping[str, str] | None = None,
+    fitted: Fitted,
+    next_runs: int,
+    grid: Path,
+    budget_flops: float,
+    *,
+    determine: str = "N",
+    target_values: Mapping[str, float] | None = None,
+    n_convention: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    grid_columns: Mapping[str, str] | None = None,
     configs_out: Path = "next",
-) -> Proposed:  # fmt: skip
+) -> Proposed:
     """Propose which runs of a grid to do next (`scalelab fit --next-runs`).
 
     `grid`: a config with sweep(h), whose proposed runs are written to `configs_out`, or a table of candidates, with

@@ -43,10 +43,19 @@ class ApproachFit:
 
 @check_arguments(approach=whole(1))
 def fit_approach(
-    table: Table, approach: Literal[1, 2], *, n_convention: str | None = None, drop_top_loss: int = 0,
-    target_flops: float | Sequence[float] = (), method: str | None = None, cluster: str | None = None,
-    seed_noise: bool = False, bootstrap: int = 1000, seed: int = 0, level: float | None = None,
-) -> ApproachFit:  # fmt: skip
+    table: Table,
+    approach: Literal[1, 2],
+    *,
+    n_convention: str | None = None,
+    drop_top_loss: int = 0,
+    target_flops: float | Sequence[float] = (),
+    method: str | None = None,
+    cluster: str | None = None,
+    seed_noise: bool = False,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    level: float | None = None,
+) -> ApproachFit:
     """Fit the best run at each C (1), or IsoFLOP profiles (2), to a table of `read_table` (`scalelab fit --approach`).
 
     `method`: hull or envelope (1), akima or parabola (2); `cluster`: the column that names runs, for 1; `seed_noise`:
@@ -73,9 +82,16 @@ def fit_approach(
     k = float(np.median([row["C"] / (row[size] * row["D"]) for row in rows]))
     budgets = [target_flops] if isinstance(target_flops, int | float) else list(target_flops)
     return ApproachFit(
-        fit, len(rows), count, (C, N, loss), k, [_allocate(fit, budget, k) for budget in budgets], noise, excluded,
+        fit,
+        len(rows),
+        count,
+        (C, N, loss),
+        k,
+        [_allocate(fit, budget, k) for budget in budgets],
+        noise,
+        excluded,
         [*units.question_labels(table.columns), *_find(approach, rows, size)],
-    )  # fmt: skip
+    )
 
 
 class NoRows(BadInput):

@@ -71,11 +71,19 @@ def fit_curves(
 
 @check_arguments(sources=several(STORED))
 def predict_curves(
-    sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
-    predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (),
-    best_schedule: Path | None = None, objective: str = "huber_log", delta: float | None = None,
-    bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
-) -> CurveStudy:  # fmt: skip
+    sources: Source | Sequence[Source],
+    law: str = "annealing",
+    *,
+    columns: Mapping[str, str] | None = None,
+    predict_run: str | Sequence[str] = (),
+    schedule_of: str | Sequence[str] = (),
+    best_schedule: Path | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = MOST_RESAMPLES,
+    seed: int = 0,
+    level: float = 0.9,
+) -> CurveStudy:
     """Fit without the runs of `predict_run`, and predict their curves and those under configs' schedules.
 
     `best_schedule`: a new Python file for the schedule of the lowest predicted final loss. BadInput as the command.

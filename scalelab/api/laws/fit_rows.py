@@ -87,9 +87,15 @@ def read_sources(
 
 
 def _read(
-    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str | None, where: Sequence[str],
-    option: str, finished: Sequence[str], law: Law,
-) -> Table:  # fmt: skip
+    source: str,
+    needed: Sequence[str],
+    columns: Mapping[str, str],
+    n_convention: str | None,
+    where: Sequence[str],
+    option: str,
+    finished: Sequence[str],
+    law: Law,
+) -> Table:
     """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where, option, finished, law)

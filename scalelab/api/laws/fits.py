@@ -89,14 +89,30 @@ def read_table(
 
 @check_arguments(**FITTING)
 def fit(
-    source: Rows, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
-    checkpoints: str = "auto", hold: Mapping[str, float] | None = None, objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, target_flops: float | Sequence[float] = (),
-    target_values: Mapping[str, float] | None = None, holdout: int = 0, level: float = 0.9, identify: bool = True,
-    k: float | None = None, weights: str | None = None, progress: Counted | None = None,
+    source: Rows,
+    law: AnyLaw = "chinchilla",
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+    drop_top_loss: int = 0,
+    cluster: str = "auto",
+    checkpoints: str = "auto",
+    hold: Mapping[str, float] | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    target_flops: float | Sequence[float] = (),
+    target_values: Mapping[str, float] | None = None,
+    holdout: int = 0,
+    level: float = 0.9,
+    identify: bool = True,
+    k: float | None = None,
+    weights: str | None = None,
+    progress: Counted | None = None,
     finished: str | Sequence[str] = (),
-) -> "Fitted":  # fmt: skip
+) -> "Fitted":
     """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
 
     `source`: a folder of runs, a .csv, .jsonl or .parquet file, several of these; or rows, as `runs` returns them; or
@@ -104,10 +120,20 @@ def fit(
     `Law`. The others are the command's options; `k`: FLOPs of a parameter and token, `identify`: find out what the data
     determine, `progress(what, done, of)`. BadInput as the command; FitError where no optimum can be certified.
     """
-    known, options = load_law(law, hold), _Options(
-        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_budgets(target_flops),
-        level=level, k=k, held=target_values, progress=progress,
-    )  # fmt: skip
+    known, options = (
+        load_law(law, hold),
+        _Options(
+            objective=objective,
+            delta=delta,
+            bootstrap=bootstrap,
+            seed=seed,
+            target_flops=list_budgets(target_flops),
+            level=level,
+            k=k,
+            held=target_values,
+            progress=progress,
+        ),
+    )
     if isinstance(source, Mapping):
         check_columns(source)
         plain = not (columns or n_convention or where or drop_top_loss or finished)
@@ -118,38 +144,82 @@ def fit(
             )
     rows = read_rows(source, known, columns, n_convention, list(where), list_words(finished))
     return fit_study(
-        rows, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints, weights,
-        holdout=holdout, identify=identify, **options,
-    )  # fmt: skip
+        rows,
+        known,
+        n_convention or default_convention(rows),
+        drop_top_loss,
+        cluster,
+        checkpoints,
+        weights,
+        holdout=holdout,
+        identify=identify,
+        **options,
+    )
 
 
 @check_arguments(**FITTING)
 def fit_groups(
-    source: Rows, by: str, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
-    checkpoints: str = "auto", hold: Mapping[str, float] | None = None, exponents: str = "shared",
-    shared: str | Sequence[str] = (), against: str | None = None, objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, target_flops: float | Sequence[float] = (),
-    target_values: Mapping[str, float] | None = None, level: float = 0.9, k: float | None = None,
-    progress: Counted | None = None, finished: str | Sequence[str] = (),
-) -> "GroupFits":  # fmt: skip
+    source: Rows,
+    by: str,
+    law: AnyLaw = "chinchilla",
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+    drop_top_loss: int = 0,
+    cluster: str = "auto",
+    checkpoints: str = "auto",
+    hold: Mapping[str, float] | None = None,
+    exponents: str = "shared",
+    shared: str | Sequence[str] = (),
+    against: str | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    target_flops: float | Sequence[float] = (),
+    target_values: Mapping[str, float] | None = None,
+    level: float = 0.9,
+    k: float | None = None,
+    progress: Counted | None = None,
+    finished: str | Sequence[str] = (),
+) -> "GroupFits":
     """Fit one law to groups of rows, those of equal values in column `by`, and compare them (`scalelab fit --by`).
 
     `exponents`: shared, separate or pooled; `shared`: further parameters of all groups; `against`: the group of
     reference. The others as for `fit`.
     """
     budgets = [target_flops] if isinstance(target_flops, int | float) else list(target_flops)
-    known, options = load_law(law, hold), _Options(
-        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=budgets,
-        level=level, k=k, held=target_values, progress=progress,
-    )  # fmt: skip
+    known, options = (
+        load_law(law, hold),
+        _Options(
+            objective=objective,
+            delta=delta,
+            bootstrap=bootstrap,
+            seed=seed,
+            target_flops=budgets,
+            level=level,
+            k=k,
+            held=target_values,
+            progress=progress,
+        ),
+    )
     if isinstance(source, Mapping):
         check_columns(source)
     rows = read_rows(source, known, columns, n_convention, list(where), list_words(finished))
     return fit_group_study(
-        rows, by, known, n_convention or default_convention(rows), drop_top_loss, cluster, checkpoints,
-        exponents=exponents, shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
-    )  # fmt: skip
+        rows,
+        by,
+        known,
+        n_convention or default_convention(rows),
+        drop_top_loss,
+        cluster,
+        checkpoints,
+        exponents=exponents,
+        shared=tuple([shared] if isinstance(shared, str) else shared),
+        against=against,
+        **options,
+    )
 
 
 class _Options(TypedDict):
@@ -177,11 +247,18 @@ def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
 
 @check_arguments(source=several(STORED), over=OVER, level=SHARE)
 def best_settings(
-    source: Path | Sequence[Path], best_of: str | Sequence[str] = "lr", per: str | Sequence[str] = ("N", "D"),
-    over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, level: float = 0.9,
+    source: Path | Sequence[Path],
+    best_of: str | Sequence[str] = "lr",
+    per: str | Sequence[str] = ("N", "D"),
+    over: Mapping[str, Sequence[str]] | None = None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+    drop_top_loss: int = 0,
+    level: float = 0.9,
     finished: str | Sequence[str] = (),
-) -> "BestSettings":  # fmt: skip
+) -> "BestSettings":
     """Find the best settings of each group of runs, and laws through them (`scalelab fit --best-of=… --per=…`).
 
     `source`: a folder of runs, a table's path, or several of these. The other arguments are the command's options;
@@ -189,7 +266,14 @@ def best_settings(
     """
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     return read_best_settings(
-        [os.path.expanduser(each) for each in list_paths(source)], list(best_of), list(per), over or {},
-        columns=named, n_convention=n_convention, where=list(where), drop_top_loss=drop_top_loss, level=level,
+        [os.path.expanduser(each) for each in list_paths(source)],
+        list(best_of),
+        list(per),
+        over or {},
+        columns=named,
+        n_convention=n_convention,
+        where=list(where),
+        drop_top_loss=drop_top_loss,
+        level=level,
         finished=list_words(finished),
-    ).best  # fmt: skip
+    ).best

@@ -78,12 +78,23 @@ class AccuracyStudy:
 
 @check_arguments(sources=several(STORED))
 def fit_accuracy(
-    sources: Path | Sequence[Path], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
-    where: str | Sequence[str] = (), cluster: str = "auto", last_checkpoints: int = LAST_CHECKPOINTS,
-    hold: Mapping[str, float] | None = None, objective: str = "huber_log", delta: float | None = None,
-    bootstrap: int = 1000, seed: int = 0, level: float = 0.9, target_values: Mapping[str, float] | None = None,
-    holdout: int | None = None, finished: str | Sequence[str] = (),
-) -> AccuracyStudy:  # fmt: skip
+    sources: Path | Sequence[Path],
+    columns: Mapping[str, str] | None = None,
+    *,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+    cluster: str = "auto",
+    last_checkpoints: int = LAST_CHECKPOINTS,
+    hold: Mapping[str, float] | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    level: float = 0.9,
+    target_values: Mapping[str, float] | None = None,
+    holdout: int | None = None,
+    finished: str | Sequence[str] = (),
+) -> AccuracyStudy:
     """Fit a ladder to accuracy (`scalelab fit --accuracy`), predict a run of N and D, score the `holdout` largest."""
     target = target_values or {}
     if target and set(target) != {"N", "D"}:

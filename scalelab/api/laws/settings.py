@@ -44,10 +44,18 @@ class ReadSettings:
 
 
 def read_best_settings(
-    sources: Sequence[str], best_of: Sequence[str], per: Sequence[str], over: Mapping[str, Sequence[str]], *,
-    columns: str | None = None, n_convention: str | None = None, where: Sequence[str] = (), drop_top_loss: int = 0,
-    level: float = 0.9, finished: Sequence[str] = (),
-) -> ReadSettings:  # fmt: skip
+    sources: Sequence[str],
+    best_of: Sequence[str],
+    per: Sequence[str],
+    over: Mapping[str, Sequence[str]],
+    *,
+    columns: str | None = None,
+    n_convention: str | None = None,
+    where: Sequence[str] = (),
+    drop_top_loss: int = 0,
+    level: float = 0.9,
+    finished: Sequence[str] = (),
+) -> ReadSettings:
     """Read runs or tables, and find their best settings. BadInput if a column or the convention can't be used."""
     check_names(best_of, per)
     law = Law("best settings", max, (*per, *best_of), {}, "loss")  # only its columns and target are read
@@ -90,9 +98,11 @@ def _question_noise(noise: float, rows: Sequence[Mapping[str, Any]], column: str
     near = []
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
-        if "loss" in name.casefold() and name not in (column, "loss", "val_loss") and all(
-            isinstance(value, float) and value > 0 for value in values
-        ):  # fmt: skip
+        if (
+            "loss" in name.casefold()
+            and name not in (column, "loss", "val_loss")
+            and all(isinstance(value, float) and value > 0 for value in values)
+        ):
             apart = np.log(np.array(values, float) / loss)
             near += [name] if 0 < np.median(np.abs(apart)) < NEAR_LOSS else []
     hint = f" {near[0]!r} is near it: --columns={write_columns({'loss': near[0]})}" if near else ""

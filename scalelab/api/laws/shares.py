@@ -101,10 +101,15 @@ def _names_of(source: Path) -> list[str]:
 
 @check_arguments(sources=several(STORED), losses=LOSSES, bootstrap=whole(1))
 def fit_mixture(
-    sources: Path | Sequence[Path], losses: Sequence[str] | Mapping[str, float] = (), *,
-    columns: Mapping[str, str] | None = None, where: str | Sequence[str] = (), bootstrap: int = 400, seed: int = 0,
+    sources: Path | Sequence[Path],
+    losses: Sequence[str] | Mapping[str, float] = (),
+    *,
+    columns: Mapping[str, str] | None = None,
+    where: str | Sequence[str] = (),
+    bootstrap: int = 400,
+    seed: int = 0,
     level: float = 0.9,
-) -> FittedMixture:  # fmt: skip
+) -> FittedMixture:
     """Fit a mixing law to each of several validation losses, and find the shares of least loss within those tried.
 
     `losses`: columns, or their weights (default: every loss of a source, alike); a table's shares are its columns r1,
@@ -117,10 +122,11 @@ def fit_mixture(
     law = mixture_of(len(table.domains))
     shares = {f"r{i}": column for i, column in enumerate(table.shares.T, 1)}
     fits = {
-        name: fit_law(shares | {"loss": values}, law, bootstrap=bootstrap, seed=seed, level=level, identify=False,
-                      cluster="none")
+        name: fit_law(
+            shares | {"loss": values}, law, bootstrap=bootstrap, seed=seed, level=level, identify=False, cluster="none"
+        )
         for name, values in table.losses.items()
-    }  # fmt: skip
+    }
     best = best_shares(list(fits.values()), list(weights.values()), table.shares, level)
     total = sum(weights.values())
     even = {name: weight / total for name, weight in weights.items()}

@@ -67,8 +67,11 @@ def make_sides(
     for i, (row, line) in enumerate(zip(rows, lines, strict=True)):
         row |= {"block": describe_block(blocks, [line.get(column) for column in blocks])} if blocks else {}
         row |= {} if "seed" in names else {"seed": f"{row['side']} {i}"}
-        row["measured_with"] = {name: plain_value(line[name]) for name in header if line.get(name) not in (None, "")
-                                and any(word in name.lower() for word in MEASURED_WITH)}  # fmt: skip
+        row["measured_with"] = {
+            name: plain_value(line[name])
+            for name in header
+            if line.get(name) not in (None, "") and any(word in name.lower() for word in MEASURED_WITH)
+        }
     losses = [line.get(names["loss"]) for line in lines]
     blank = sum(loss is None or not str(loss).strip() for loss in losses)
     lost = f"{blank} without a loss count as diverged: where one didn't finish, a column status says so, or take it out"
@@ -187,8 +190,9 @@ def _choose_columns(
     for column in named.values():
         if column not in header:
             raise BadInput(f"--columns: {table} has no column {column!r}{nearest_hint(column, header)}")
-    numeric = [name for name in header if all(looks_numeric(line.get(name) or "1") or _is_lost(line[name])
-                                              for line in lines)]  # fmt: skip
+    numeric = [
+        name for name in header if all(looks_numeric(line.get(name) or "1") or _is_lost(line[name]) for line in lines)
+    ]
     names = dict(named)
     for field in (field for field in FIELDS if field not in names):
         near = _near_columns(field, lines, header, numeric, baseline)

@@ -63,9 +63,16 @@ class LoadedRun:
 
     @check_arguments(tokens=optional(whole(1)), n=whole(1))
     def sample(
-        self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
-        top_p: float = 1.0, seed: int = 0,
-    ) -> list[str]:  # fmt: skip
+        self,
+        prompt: str = "",
+        tokens: int | None = None,
+        n: int = 1,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[str]:
         """Sample `n` continuations of `prompt`, each to its document's end or `tokens` tokens (`scalelab sample`)."""
         options = sample.SamplingOptions(temperature, top_k, top_p, seed)
         most = sample.default_tokens(self.model, self.tokenizer, prompt) if tokens is None else tokens

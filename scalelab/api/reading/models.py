@@ -52,9 +52,16 @@ class Evaluated:
 
 @check_arguments(average=whole(1))
 def evaluate(
-    run: Path, *, data: Path | None = None, tasks: Path | Sequence[Path] = (), overrides: Overrides | None = None,
-    sequences: int = 1000, ema: bool = False, average: int = 1, progress: Counted = _uncounted,
-) -> Evaluated:  # fmt: skip
+    run: Path,
+    *,
+    data: Path | None = None,
+    tasks: Path | Sequence[Path] = (),
+    overrides: Overrides | None = None,
+    sequences: int = 1000,
+    ema: bool = False,
+    average: int = 1,
+    progress: Counted = _uncounted,
+) -> Evaluated:
     """Score a run's weights on its data, other data, or tasks, and write the scores down (`scalelab eval`).
 
     `run`: a folder, or "RUN@STEP"; `data`: a prepared folder; `overrides`: other data, by the keys of `data`; `tasks`:
@@ -87,10 +94,19 @@ class Sampled:
 
 @check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
 def sample(
-    run: Path, prompt: str | Sequence[str] = "", *, tokens: int | None = None, samples: int = 1,
-    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
+    run: Path,
+    prompt: str | Sequence[str] = "",
+    *,
+    tokens: int | None = None,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    ema: bool = False,
+    average: int = 1,
     progress: Counted = _uncounted,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """Continue prompts with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens.
 
     `prompt`: one or several, which are one batch; `samples`: of each.
@@ -119,9 +135,14 @@ class Exported:
 
 @check_arguments(out=FOLDER, average=whole(1))
 def export_hf(
-    run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", family: str = "", ema: bool = False,
+    run: Path,
+    out: Path,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    family: str = "",
+    ema: bool = False,
     average: int = 1,
-) -> Exported:  # fmt: skip
+) -> Exported:
     """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`).
 
     `family`: of several families of models that can express it, this one (`FORMATS`); "": the first.

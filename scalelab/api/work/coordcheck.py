@@ -30,9 +30,17 @@ DEFAULT_WIDTHS = (64, 128, 256, 512, 1024)
 
 @check_arguments(widths=several(whole(1)), depths=several(whole(1)), steps=whole(1), seeds=whole(1), batch=whole(1))
 def coordcheck(
-    config: Config, overrides: Overrides | None = None, *, widths: Sequence[int] = (), depths: Sequence[int] = (),
-    steps: int = 4, seeds: int = 2, batch: int = 4, progress: Progress = silent, display: Display | None = None,
-) -> Facts:  # fmt: skip
+    config: Config,
+    overrides: Overrides | None = None,
+    *,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    steps: int = 4,
+    seeds: int = 2,
+    batch: int = 4,
+    progress: Progress = silent,
+    display: Display | None = None,
+) -> Facts:
     """Train a few steps at several sizes: which activations grow with width or depth (`scalelab coordcheck --json`)."""
     resolved = load_config(config, overrides)
     sizes = _sizes(resolved, widths, depths)

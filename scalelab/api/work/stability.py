@@ -53,9 +53,16 @@ def plan_stability(config: Config, overrides: Overrides | None = None) -> Stabil
 
 @check_arguments(config=ANYTHING, workdir=FOLDER, wider=whole(1))
 def forecast_stability(
-    config: Config, workdir: str, overrides: Overrides | None = None, *, wider: int = WIDER, take_over: bool = False,
-    progress: Progress = silent, stop: Stop = never, display: Display | None = None,
-) -> Facts | None:  # fmt: skip
+    config: Config,
+    workdir: str,
+    overrides: Overrides | None = None,
+    *,
+    wider: int = WIDER,
+    take_over: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
+    display: Display | None = None,
+) -> Facts | None:
     """Forecast the LR at which a run `wider` times as wide diverges (`scalelab plan --stability`); None if stopped.
 
     Trains short runs of narrower widths in `workdir`, or resumes; measured once, they forecast any width.
@@ -67,10 +74,15 @@ def forecast_stability(
     first = next(iter(ladder.twins.values()))
     try:
         with (
-            open_study(folder, stability.KIND, stability.describe_ladder(ladder), take_over,
-                       lambda text: progress({"warning": text})),
+            open_study(
+                folder,
+                stability.KIND,
+                stability.describe_ladder(ladder),
+                take_over,
+                lambda text: progress({"warning": text}),
+            ),
             train_in_pool(folder, first, take_over, show, progress) as train,
-        ):  # fmt: skip
+        ):
             brackets = stability.measure_widths(folder, ladder.twins, ladder.seeds, train, note)
             facts = describe_forecast(ladder, brackets, wider)
             records.write_json(folder / "forecast.json", facts)

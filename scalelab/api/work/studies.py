@@ -72,12 +72,24 @@ def plan_tuning(
 
 @check_arguments(config=ANYTHING, workdir=FOLDER, slurm=SLURM, **TUNING)
 def tune(
-    config: Path, workdir: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3,
-    short: int | None = None, confirm: int = 2, seeds: int = 3, executor: str = "local",
-    slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, take_over: bool = False,
-    progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    config: Path,
+    workdir: Path,
+    overrides: Overrides | None = None,
+    *,
+    trials: int = 48,
+    rounds: int = 3,
+    short: int | None = None,
+    confirm: int = 2,
+    seeds: int = 3,
+    executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None,
+    max_parallel: int = 0,
+    take_over: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
+    display: Display | None = None,
     command: str = "scalelab.api.tune",
-) -> Studied | None:  # fmt: skip
+) -> Studied | None:
     """Find good values for a config file with tune() (`scalelab tune`), or resume; None if it was stopped.
 
     `trials`: runs in all, in `rounds` of runs of `short` steps; `confirm`: how many of the best are trained in full;
@@ -145,12 +157,25 @@ class AblationPlan(NamedTuple):
 
 @check_arguments(**ABLATION, workdir=optional(FOLDER), noise=optional(either(POSITIVE, ANY_PATH)))
 def plan_ablation(
-    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
-    sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
-    untuned: bool = False, tokens_per_param: float = 20.0, target_flops: float | None = None,
-    fix: Mapping[str, float] | None = None, worth: float = WORTH, workdir: Path | None = None,
-    noise: float | Path | None = None, correlation: float | None = None, progress: Progress = silent,
-) -> AblationPlan:  # fmt: skip
+    baseline: Path,
+    variant: str | Sequence[str],
+    budgets: Sequence[float],
+    overrides: Overrides | None = None,
+    *,
+    sizes: Sequence[int] = (),
+    seeds: int = 3,
+    rule: str = "own",
+    tune: str | Sequence[str] = LR_KEY,
+    untuned: bool = False,
+    tokens_per_param: float = 20.0,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
+    workdir: Path | None = None,
+    noise: float | Path | None = None,
+    correlation: float | None = None,
+    progress: Progress = silent,
+) -> AblationPlan:
     """Plan what `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
 
     `noise`: relative scatter of a run's loss over seeds, or a folder of runs, some of which differ in their seed alone;
@@ -178,14 +203,31 @@ def plan_ablation(
 
 @check_arguments(**ABLATION, workdir=FOLDER, slurm=SLURM)
 def ablate(
-    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], workdir: Path,
-    overrides: Overrides | None = None, *, sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own",
-    tune: str | Sequence[str] = LR_KEY, untuned: bool = False, tokens_per_param: float = 20.0,
-    target_flops: float | None = None, fix: Mapping[str, float] | None = None, worth: float = WORTH, next: bool = False,
-    executor: str = "local", slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0,
-    take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    baseline: Path,
+    variant: str | Sequence[str],
+    budgets: Sequence[float],
+    workdir: Path,
+    overrides: Overrides | None = None,
+    *,
+    sizes: Sequence[int] = (),
+    seeds: int = 3,
+    rule: str = "own",
+    tune: str | Sequence[str] = LR_KEY,
+    untuned: bool = False,
+    tokens_per_param: float = 20.0,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
+    next: bool = False,
+    executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None,
+    max_parallel: int = 0,
+    take_over: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
+    display: Display | None = None,
     command: str = "scalelab.api.ablate",
-) -> Studied | None:  # fmt: skip
+) -> Studied | None:
     """Does a change hold at scale? Train both sides on a ladder of budgets (`scalelab ablate`); None if stopped.
 
     `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
@@ -215,10 +257,18 @@ def ablate(
 
 
 def _make_ablation(
-    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None,
-    sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
+    baseline: Path,
+    variant: str | Sequence[str],
+    budgets: Sequence[float],
+    overrides: Overrides | None,
+    sizes: Sequence[int],
+    seeds: int,
+    rule: str,
+    tune: str | Sequence[str],
+    untuned: bool,
+    tokens_per_param: float,
     target_flops: float | None,
-) -> tuple[Ablation, float, list[str]]:  # fmt: skip
+) -> tuple[Ablation, float, list[str]]:
     """Make (the study, the budget of its verdict, what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:

@@ -83,12 +83,22 @@ class Swept:
 
 @check_arguments(workdir=WORKDIR, grid=GRID, slurm=SLURM)
 def sweep(
-    config: Config, workdir: Path, overrides: Overrides | None = None, *,
-    grid: Sequence[Mapping[str, object]] | None = None, stop_if: str | None = None, executor: str = "local",
-    slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, allow_change: Collection[str] = (),
-    force: bool = False, take_over: bool = False, progress: Progress = silent, stop: Stop = never,
+    config: Config,
+    workdir: Path,
+    overrides: Overrides | None = None,
+    *,
+    grid: Sequence[Mapping[str, object]] | None = None,
+    stop_if: str | None = None,
+    executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None,
+    max_parallel: int = 0,
+    allow_change: Collection[str] = (),
+    force: bool = False,
+    take_over: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
     display: Display | None = None,
-) -> Swept:  # fmt: skip
+) -> Swept:
     """Train every trial of a grid, or resume it (`scalelab sweep`).
 
     The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
@@ -124,10 +134,16 @@ class SweepDraft:
 
 @check_arguments(workdir=WORKDIR, grid=GRID, slurm=SLURM)
 def draft_sweep(
-    config: Config, workdir: Path, overrides: Overrides | None = None, *,
-    grid: Sequence[Mapping[str, object]] | None = None, executor: str = "local",
-    slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, progress: Progress = silent,
-) -> SweepDraft:  # fmt: skip
+    config: Config,
+    workdir: Path,
+    overrides: Overrides | None = None,
+    *,
+    grid: Sequence[Mapping[str, object]] | None = None,
+    executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None,
+    max_parallel: int = 0,
+    progress: Progress = silent,
+) -> SweepDraft:
     """Say what `sweep` would train and submit (`scalelab sweep --dry-run`); writes and submits nothing."""
     chosen = choice.make_choice(executor, slurm, max_parallel, lambda line: progress({"note": line}), None)
     folder = pathlib.Path(workdir)
@@ -160,9 +176,16 @@ def _load_trials(
 
 
 def _train_trials(
-    folder: pathlib.Path, trials: "Mapping[str, ConfigDict]", file: str | None, judge: "Judge | None",
-    allow: frozenset[str], force: bool, take_over: bool, progress: Progress, display: Display,
-) -> dict[str, str]:  # fmt: skip
+    folder: pathlib.Path,
+    trials: "Mapping[str, ConfigDict]",
+    file: str | None,
+    judge: "Judge | None",
+    allow: frozenset[str],
+    force: bool,
+    take_over: bool,
+    progress: Progress,
+    display: Display,
+) -> dict[str, str]:
     from scalelab.sweep.run import keep_begun_packs, run_sweep  # here: a mistake in the grid is refused without jax
 
     code = git.code_state(file)
@@ -177,9 +200,17 @@ def _train_trials(
     steps = {name: config.train.steps for name, config in trials.items()}
     with display(f"{len(trials)} trials", steps, None if one else folder) as shown:
         return run_sweep(
-            folder, trials, shown.progress, shown.running, shown.stop, allow=allow, take_over=take_over, code=code,
-            judge=judge, is_grid=True,
-        )  # fmt: skip
+            folder,
+            trials,
+            shown.progress,
+            shown.running,
+            shown.stop,
+            allow=allow,
+            take_over=take_over,
+            code=code,
+            judge=judge,
+            is_grid=True,
+        )
 
 
 @contextlib.contextmanager

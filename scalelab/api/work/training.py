@@ -75,13 +75,28 @@ class Trained:
     workdir=WORKDIR, back_to=optional(whole(0)), skip_batches=optional(TWO_BATCHES), processes=optional(whole(1))
 )
 def train(
-    config: Config | None, workdir: Path, overrides: Overrides | None = None, *, init_from: str | None = None,
-    branch_from: str | None = None, fallback: bool = False, allow_change: Collection[str] = (), force: bool = False,
-    take_over: bool = False, back_to: int | None = None, lr_factor: float | None = None,
-    clip_norm: float | None = None, skip_batches: tuple[int, int] | None = None,
-    reset: Literal["moments"] | None = None, coordinator: str | None = None, processes: int | None = None,
-    process_id: int | None = None, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
-) -> Trained:  # fmt: skip
+    config: Config | None,
+    workdir: Path,
+    overrides: Overrides | None = None,
+    *,
+    init_from: str | None = None,
+    branch_from: str | None = None,
+    fallback: bool = False,
+    allow_change: Collection[str] = (),
+    force: bool = False,
+    take_over: bool = False,
+    back_to: int | None = None,
+    lr_factor: float | None = None,
+    clip_norm: float | None = None,
+    skip_batches: tuple[int, int] | None = None,
+    reset: Literal["moments"] | None = None,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process_id: int | None = None,
+    progress: Progress = silent,
+    stop: Stop = never,
+    display: Display | None = None,
+) -> Trained:
     """Train one run in `workdir` to its end, or resume it (`scalelab train`).
 
     `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's, or a run that goes back
@@ -162,9 +177,17 @@ class _Training:
         name = self.folder.name
         with self.display(name, {name: config.train.steps}) as shown:
             result = train_single(
-                config, self.folder, shown.progress if first else silent, shown.stop, self.allow, self.take_over,
-                pulse, git.code_state(self.file), self.change, open_scorer,
-            )  # fmt: skip
+                config,
+                self.folder,
+                shown.progress if first else silent,
+                shown.stop,
+                self.allow,
+                self.take_over,
+                pulse,
+                git.code_state(self.file),
+                self.change,
+                open_scorer,
+            )
         result["folder"] = url_of(self.folder) or result["folder"]
         return Trained(**result, process=place.index if place else 0)
 

@@ -54,11 +54,21 @@ def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[
 
 def _conduct(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
     judged = api.ablate(
-        options.baseline, options.variant, options.budgets, options.workdir, overrides, **sides,
-        fix=parse_fixed(options.fix), next=options.next, executor=options.executor, slurm=options.slurm,
-        max_parallel=options.max_parallel, take_over=options.take_over, display=Terminal(),
+        options.baseline,
+        options.variant,
+        options.budgets,
+        options.workdir,
+        overrides,
+        **sides,
+        fix=parse_fixed(options.fix),
+        next=options.next,
+        executor=options.executor,
+        slurm=options.slurm,
+        max_parallel=options.max_parallel,
+        take_over=options.take_over,
+        display=Terminal(),
         command=shlex.join(["scalelab", "ablate", *sys.argv[2:]]),
-    )  # fmt: skip
+    )
     if judged is None:
         return 75, [f"stopped; the same command goes on where it was ({options.workdir})"], {"stopped": True}
     lines = [text.describe_variant(each, judged.baseline) for each in judged.summary["variants"]]

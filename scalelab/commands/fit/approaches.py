@@ -30,10 +30,18 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     try:
         with text.tell_reading(table.notes):
             found = api.fit_approach(
-                table, options.approach, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-                target_flops=options.target_flops, method=options.method, cluster=options.cluster,
-                seed_noise=options.seed_noise, bootstrap=options.bootstrap, seed=options.seed, level=options.level,
-            )  # fmt: skip
+                table,
+                options.approach,
+                n_convention=options.n_convention,
+                drop_top_loss=options.drop_top_loss,
+                target_flops=options.target_flops,
+                method=options.method,
+                cluster=options.cluster,
+                seed_noise=options.seed_noise,
+                bootstrap=options.bootstrap,
+                seed=options.seed,
+                level=options.level,
+            )
     except api.NoRows as refusal:
         raise BadInput(
             f"none of {refusal.n_rows} rows can be used: {text.describe_exclusions(refusal.excluded)}"

@@ -24,10 +24,17 @@ def run_best_settings(options: Any) -> tuple[list[str], dict[str, Any]]:
     if not 0 < level < 1:
         raise BadInput(f"--level={level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     read = read_best_settings(
-        options.sources, best_of, per, _parse_over(options.over), columns=options.columns,
-        n_convention=options.n_convention, where=options.where, drop_top_loss=options.drop_top_loss, level=level,
+        options.sources,
+        best_of,
+        per,
+        _parse_over(options.over),
+        columns=options.columns,
+        n_convention=options.n_convention,
+        where=options.where,
+        drop_top_loss=options.drop_top_loss,
+        level=level,
         finished=finished_words(options),
-    )  # fmt: skip
+    )
     best, at = read.best, options.target_values or {}
     _check_target(best, at)
     lines = [*read.notes, *settings_text.describe_best_settings(best, read.n_runs, read.n_convention)]
@@ -55,10 +62,14 @@ def run_best_shares(options: Any) -> tuple[list[str], dict[str, Any]]:
     if not options.bootstrap:
         raise BadInput("--bootstrap=0 gives no interval, and best shares without one say little: ask for resamples")
     fitted = api.fit_mixture(
-        options.sources, _parse_losses(options.losses), columns=_parse_shares(options.columns), where=options.where,
-        bootstrap=min(options.bootstrap, MOST_DRAWS), seed=options.seed,
+        options.sources,
+        _parse_losses(options.losses),
+        columns=_parse_shares(options.columns),
+        where=options.where,
+        bootstrap=min(options.bootstrap, MOST_DRAWS),
+        seed=options.seed,
         level=INTERVAL_LEVEL if options.level is None else options.level,
-    )  # fmt: skip
+    )
     return settings_text.describe_shares(fitted), {"sources": options.sources} | fitted.to_json()
 
 

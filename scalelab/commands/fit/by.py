@@ -31,14 +31,25 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fits = api.fit_groups(
-            table, options.by, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-            cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
-            exponents=options.exponents or "shared", against=options.against,
+            table,
+            options.by,
+            law,
+            n_convention=options.n_convention,
+            drop_top_loss=options.drop_top_loss,
+            cluster=options.cluster or "auto",
+            checkpoints=options.checkpoints or "auto",
+            exponents=options.exponents or "shared",
+            against=options.against,
             shared=tuple(options.shared.split(",")) if options.shared else (),
-            objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
-            seed=options.seed, target_flops=options.target_flops, level=options.level or INTERVAL_LEVEL,
-            target_values=options.target_values, progress=bars.update,
-        )  # fmt: skip
+            objective=options.objective or "huber_log",
+            delta=options.delta,
+            bootstrap=options.bootstrap,
+            seed=options.seed,
+            target_flops=options.target_flops,
+            level=options.level or INTERVAL_LEVEL,
+            target_values=options.target_values,
+            progress=bars.update,
+        )
     findings = [*units.question_labels(table.columns), *fits.design]
     facts = {"sources": options.sources, "derived": table.derived, "left_out_by_where": table.left_out}
     facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}

@@ -15,13 +15,22 @@ from scalelab.laws.use.ladder import Ladder, LadderPrediction
 def run_ladder(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit both steps, predict and score: (lines for a person, the JSON object). BadInput if options contradict."""
     study = api.fit_accuracy(
-        options.sources, parse_columns(options.columns, known_fields(READ_LAW)), n_convention=options.n_convention,
-        where=options.where, cluster=options.cluster or "auto",
+        options.sources,
+        parse_columns(options.columns, known_fields(READ_LAW)),
+        n_convention=options.n_convention,
+        where=options.where,
+        cluster=options.cluster or "auto",
         last_checkpoints=LAST_CHECKPOINTS if options.last_checkpoints is None else options.last_checkpoints,
-        hold=options.hold, objective=options.objective or "huber_log", delta=options.delta,
-        bootstrap=options.bootstrap, seed=options.seed, level=0.9 if options.level is None else options.level,
-        target_values=options.target_values, holdout=options.holdout, finished=finished_words(options),
-    )  # fmt: skip
+        hold=options.hold,
+        objective=options.objective or "huber_log",
+        delta=options.delta,
+        bootstrap=options.bootstrap,
+        seed=options.seed,
+        level=0.9 if options.level is None else options.level,
+        target_values=options.target_values,
+        holdout=options.holdout,
+        finished=finished_words(options),
+    )
     table, ladder, held, prediction = study.table, study.ladder, study.held_out, study.prediction
     lines = [*table.notes, *_describe(ladder, table)]
     if prediction:

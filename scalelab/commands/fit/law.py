@@ -35,13 +35,23 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = api.fit(
-            table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-            cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
-            objective=options.objective or law.objective, delta=options.delta, weights=options.weights,
-            bootstrap=options.bootstrap, seed=options.seed,
-            target_flops=() if law.columns == ("C",) else options.target_flops, holdout=options.holdout or 0,
-            level=options.level or INTERVAL_LEVEL, target_values=options.target_values, progress=bars.update,
-        )  # fmt: skip
+            table,
+            law,
+            n_convention=options.n_convention,
+            drop_top_loss=options.drop_top_loss,
+            cluster=options.cluster or "auto",
+            checkpoints=options.checkpoints or "auto",
+            objective=options.objective or law.objective,
+            delta=options.delta,
+            weights=options.weights,
+            bootstrap=options.bootstrap,
+            seed=options.seed,
+            target_flops=() if law.columns == ("C",) else options.target_flops,
+            holdout=options.holdout or 0,
+            level=options.level or INTERVAL_LEVEL,
+            target_values=options.target_values,
+            progress=bars.update,
+        )
     findings = (*units.question_labels(table.columns), *fitted.design)
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention, design=findings)
     lines = text.describe_fit(fitted, table, options.where)

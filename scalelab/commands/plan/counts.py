@@ -34,9 +34,15 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
         raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: {nearest}")
     limits = Limits(options.days, options.budget)
     plans = api.plan_counts(
-        config, options.hardware, low, high, efficiency=efficiency, price_per_hour=options.price, days=options.days,
+        config,
+        options.hardware,
+        low,
+        high,
+        efficiency=efficiency,
+        price_per_hour=options.price,
+        days=options.days,
         dollars=options.budget,
-    )  # fmt: skip
+    )
 
     fitting = {devices: option for devices, option in plans.items() if option}
     chosen = pick_count(fitting, limits) if fitting else None

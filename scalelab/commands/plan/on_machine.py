@@ -15,9 +15,15 @@ def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[
         if getattr(options, name) not in (None, False):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --against; leave one of them out")
     comparison = api.plan_against(
-        options.config, options.against, options.hardware, options.devices, options.mesh, overrides,
-        efficiency=efficiency, price_per_hour=options.price,
-    )  # fmt: skip
+        options.config,
+        options.against,
+        options.hardware,
+        options.devices,
+        options.mesh,
+        overrides,
+        efficiency=efficiency,
+        price_per_hour=options.price,
+    )
     if options.json != "-":
         from scalelab.commands.plan import against_text
 
@@ -32,11 +38,19 @@ def plan_on_machine(options: Any, overrides: CommandLine) -> dict[str, Any]:
             "--budget needs a machine and its price: e.g. --hardware=h100:2.5 (an unknown name lists all kinds)"
         )
     answers = api.plan_on_machine(
-        options.hardware, flops=options.flops, tokens=options.tokens, params=options.params,
-        target_loss=options.target_loss, gpu_hours=options.gpu_hours, dollars=options.budget,
-        devices=options.devices, days=options.days, price_per_hour=options.price, law=options.law,
+        options.hardware,
+        flops=options.flops,
+        tokens=options.tokens,
+        params=options.params,
+        target_loss=options.target_loss,
+        gpu_hours=options.gpu_hours,
+        dollars=options.budget,
+        devices=options.devices,
+        days=options.days,
+        price_per_hour=options.price,
+        law=options.law,
         overrides=overrides,
-    )  # fmt: skip
+    )
     if options.json != "-":
         from scalelab.commands.plan import answer_text
 

@@ -115,12 +115,20 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
     run_plan = api.plan(
-        config, options.hardware, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
-        critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+        config,
+        options.hardware,
+        options.devices,
+        options.mesh,
+        efficiency=efficiency,
+        price_per_hour=options.price,
+        critical_tokens=options.critical_batch,
+        mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
         restart_s=options.restart_minutes and options.restart_minutes * 60,
-        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-        serve=(options.serve_batch or 1, options.serve_context or 0), free=options.free or (),
-    )  # fmt: skip
+        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9,
+        compile=options.compile,
+        serve=(options.serve_batch or 1, options.serve_context or 0),
+        free=options.free or (),
+    )
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None
         text = plantext.describe_plan(
@@ -174,10 +182,17 @@ def _plan_budget(options: Any, _: CommandLine) -> dict[str, Any]:
     from scalelab.commands.plan import budget_text
 
     answer = api.plan_budget(
-        flops=options.flops, tokens=options.tokens, params=options.params, target_loss=options.target_loss,
-        gpu_hours=options.gpu_hours, hardware=options.hardware, mfu=options.mfu, law=options.law,
-        serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens,
-    )  # fmt: skip
+        flops=options.flops,
+        tokens=options.tokens,
+        params=options.params,
+        target_loss=options.target_loss,
+        gpu_hours=options.gpu_hours,
+        hardware=options.hardware,
+        mfu=options.mfu,
+        law=options.law,
+        serve_tokens=options.serve_tokens,
+        unique_tokens=options.unique_tokens,
+    )
     both = options.params is not None and options.tokens is not None
     describe = budget_text.describe_overtraining if both else budget_text.describe_budget
     if options.json != "-":

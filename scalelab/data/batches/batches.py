@@ -225,9 +225,16 @@ class TrainBatches:
 
 
 def train_batches(
-    dataset: Dataset, seq_len: int, global_batch: int, seed: int, accumulate: int = 1, ramp: tuple[int, ...] = (),
-    mixture: str = "", unique_tokens: str = "", begin: Begin | None = None,
-) -> TrainBatches:  # fmt: skip
+    dataset: Dataset,
+    seq_len: int,
+    global_batch: int,
+    seed: int,
+    accumulate: int = 1,
+    ramp: tuple[int, ...] = (),
+    mixture: str = "",
+    unique_tokens: str = "",
+    begin: Begin | None = None,
+) -> TrainBatches:
     """Batches of the training split in the order of `seed`; each epoch of a source is a new permutation of its windows.
 
     `mixture` and `unique_tokens` (as in configs/base.py) mix and cap the sources. `ramp` limits how many of the

@@ -44,9 +44,13 @@ class Row(NamedTuple):
 
 
 def describe_rows(
-    dataset: Dataset, batches: TrainBatches, number: int, masks: Masks, excerpt: Callable[[np.ndarray, int], str],
+    dataset: Dataset,
+    batches: TrainBatches,
+    number: int,
+    masks: Masks,
+    excerpt: Callable[[np.ndarray, int], str],
     length: int,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Describe the rows of batch `number`; rows that no micro-batch reads are left out.
 
     `excerpt(ids, length)` gives the beginning of a text of at most `length` characters.

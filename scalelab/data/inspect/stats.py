@@ -53,12 +53,20 @@ def split_stats(dataset: Dataset, seq_len: int) -> list[SplitStats]:
             leaks = None if digests is None or name == "train" else int(np.isin(digests, train).sum())
             rows.append(
                 SplitStats(
-                    part.name, name, split.n_documents, split.n_tokens, split.n_targets, part.bytes_per_token,
+                    part.name,
+                    name,
+                    split.n_documents,
+                    split.n_tokens,
+                    split.n_targets,
+                    part.bytes_per_token,
                     [int(value) for value in np.quantile(lengths, QUANTILES, method="nearest")],
-                    float(is_long.mean()), float(lengths[is_long].sum() / lengths.sum()),
-                    sum(max(0, (len(shard) - 1) // seq_len) for shard in split.shards), copies, leaks,
+                    float(is_long.mean()),
+                    float(lengths[is_long].sum() / lengths.sum()),
+                    sum(max(0, (len(shard) - 1) // seq_len) for shard in split.shards),
+                    copies,
+                    leaks,
                 )
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -53,9 +53,13 @@ def job_for_tokenizer(request: Request, tokenizer: Tokenizer, cuts: Mapping[str,
     """Make the job of a request without writing a file."""
     options = {key: getattr(request, key) for key in ("text_key", "skip_bad", "val_fraction", "split_seed")}
     return PrepareJob(
-        request.out, tokenizer.entry, **options, cuts=dict(cuts or {}), signatures=request.dedup == "near",
+        request.out,
+        tokenizer.entry,
+        **options,
+        cuts=dict(cuts or {}),
+        signatures=request.dedup == "near",
         template=load_requested_template(request, tokenizer),
-    )  # fmt: skip
+    )
 
 
 def sample_round_trip(

@@ -172,10 +172,12 @@ def _find_overlaps(
         return sum(place.stat().st_size for place in places) // dtype.itemsize
 
     texts = (
-        (np.fromfile(job.units / each.unit.name / "val.tokens", dtype),
-         np.fromfile(job.units / each.unit.name / "val.offsets", "<i8"))
+        (
+            np.fromfile(job.units / each.unit.name / "val.tokens", dtype),
+            np.fromfile(job.units / each.unit.name / "val.offsets", "<i8"),
+        )
         for each in stretches["val"]
-    )  # fmt: skip
+    )
     sought = near.choose_ngrams(texts, size("val"), job.tokenizer["kind"] == "bytes")
     seen = np.zeros(len(sought.hashes), bool)
     tasks = [

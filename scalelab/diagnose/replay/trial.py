@@ -74,8 +74,10 @@ def try_knobs(evidence: Evidence, verdicts: Sequence[Verdict], progress: Progres
             if not changes:
                 continue
             for stretch in choose_stretches(evidence, verdict):
-                arms = [pathlib.Path(folder) / f"{name}_{stretch.begin}" for name in (f"as_it_was_{stretch.steps}",
-                        f"turned_{number}")]  # fmt: skip
+                arms = [
+                    pathlib.Path(folder) / f"{name}_{stretch.begin}"
+                    for name in (f"as_it_was_{stretch.steps}", f"turned_{number}")
+                ]
                 try:
                     turned = _train(evidence, changes, stretch, arms[1], progress)
                     if stretch not in original:

@@ -104,14 +104,25 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
     done = status == "done" and record.get("steps", 0) >= n_steps
     data = record.get("data", {})
     return Curve(
-        folder.name, folder, status, _count_active(record), n_steps, n_tokens,
-        record.get("flops_per_token", {}).get("exact", 0.0) * n_tokens, config.schedule.warmup_steps or 0,
-        record.get("mesh", {}).get("devices", 1), str(record.get("device", "")),
+        folder.name,
+        folder,
+        status,
+        _count_active(record),
+        n_steps,
+        n_tokens,
+        record.get("flops_per_token", {}).get("exact", 0.0) * n_tokens,
+        config.schedule.warmup_steps or 0,
+        record.get("mesh", {}).get("devices", 1),
+        str(record.get("device", "")),
         (data.get("source"), data.get("tokenizer"), data.get("fingerprint"), config.model.vocab_size),
-        math.log(config.model.vocab_size), np.array([line["step"] for line in rows], int),
-        {name: read_column(rows, name) for name in SIGNALS}, scored, records.read_events(folder),
-        record.get("val_loss") if done else None, _schedule(config, n_steps) if ahead else np.zeros(0),
-    )  # fmt: skip
+        math.log(config.model.vocab_size),
+        np.array([line["step"] for line in rows], int),
+        {name: read_column(rows, name) for name in SIGNALS},
+        scored,
+        records.read_events(folder),
+        record.get("val_loss") if done else None,
+        _schedule(config, n_steps) if ahead else np.zeros(0),
+    )
 
 
 def _count_active(record: Mapping[str, Any]) -> int:

@@ -75,13 +75,25 @@ def read_foreign_curve(folder: pathlib.Path, ahead: bool = True, schedule: str |
     params = record.get("params", {})
     n_params = params.get("active", params.get("total", 0))
     return Curve(
-        folder.name, folder, status, n_params, n_steps, tokens, 6.0 * n_params * tokens,
-        int(warmup) if warmup is not None else _peak_step(steps, signals["lr"]), 1, "",
+        folder.name,
+        folder,
+        status,
+        n_params,
+        n_steps,
+        tokens,
+        6.0 * n_params * tokens,
+        int(warmup) if warmup is not None else _peak_step(steps, signals["lr"]),
+        1,
+        "",
         (records.IMPORTED, record["source"].get("format"), None, model.get("vocab_size")),
-        _ceiling(model, signals["train_loss"]), steps, signals,
+        _ceiling(model, signals["train_loss"]),
+        steps,
+        signals,
         [(line["step"], line["val_loss"]) for line in lines if line.get("val_loss") is not None],
-        records.read_events(folder), record.get("val_loss") if status == "done" else None, lr,
-    )  # fmt: skip
+        records.read_events(folder),
+        record.get("val_loss") if status == "done" else None,
+        lr,
+    )
 
 
 def refuse_unknown_schedule(run: Curve) -> None:

@@ -37,8 +37,9 @@ def list_runs(path: pathlib.Path) -> list[tuple[str, Reader]] | None:
             return _list_mlflow(connection, path)
         if _holds(connection, TRACKIO):
             key = "run_id" if "run_id" in columns_of(connection, "metrics") else "run_name"
-            found = connection.execute(f"SELECT {key}, run_name FROM metrics GROUP BY 1 ORDER BY min(id) LIMIT ?",
-                                       (MOST_RUNS,)).fetchall()  # fmt: skip
+            found = connection.execute(
+                f"SELECT {key}, run_name FROM metrics GROUP BY 1 ORDER BY min(id) LIMIT ?", (MOST_RUNS,)
+            ).fetchall()
             return [(str(name), functools.partial(_read_trackio, path, key, run, str(name))) for run, name in found]
     return None
 
@@ -50,8 +51,11 @@ def _holds(connection: sqlite3.Connection, tables: dict[str, set[str]]) -> bool:
 def _list_mlflow(connection: sqlite3.Connection, path: pathlib.Path) -> list[tuple[str, Reader]]:
     """The runs of MLflow's tables in order of their start, with their experiment's name if there are several."""
     title = "name" if "name" in columns_of(connection, "runs") else "run_uuid"  # since MLflow 2
-    rows = connection.execute(f"SELECT run_uuid, {title}, status, lifecycle_stage, experiment_id FROM runs"
-                              " ORDER BY start_time, run_uuid LIMIT ?", (MOST_RUNS,)).fetchall()  # fmt: skip
+    rows = connection.execute(
+        f"SELECT run_uuid, {title}, status, lifecycle_stage, experiment_id FROM runs"
+        " ORDER BY start_time, run_uuid LIMIT ?",
+        (MOST_RUNS,),
+    ).fetchall()
     names: dict[Any, str] = {}
     if {"experiment_id", "name"} <= {*columns_of(connection, "experiments")}:
         names = dict(connection.execute("SELECT experiment_id, name FROM experiments").fetchall())

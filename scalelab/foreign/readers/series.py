@@ -77,10 +77,13 @@ def read_clearml(folder: pathlib.Path) -> ForeignRun:
                 name = f"{event['metric']}/{event['variant']}"
                 series.setdefault(name, []).append((int(event["iter"]), float(event["value"])))
         sections = dict(task.get("hyperparams") or {})
-        config = config_values({
-            f"{section}.{name}": plain_value(str(each["value"]))
-            for section, entries in sections.items() for name, each in dict(entries).items()
-        })  # fmt: skip
+        config = config_values(
+            {
+                f"{section}.{name}": plain_value(str(each["value"]))
+                for section, entries in sections.items()
+                for name, each in dict(entries).items()
+            }
+        )
     except BadInput:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -91,8 +94,14 @@ def read_clearml(folder: pathlib.Path) -> ForeignRun:
         (name, [step for step, _ in pairs], [value for _, value in pairs]) for name, pairs in series.items()
     )
     name = str(task.get("name") or folder.name)
-    return ForeignRun(name, "ClearML's offline session", [log, task_path], columns, config | {"run_name": name},
-                      state=task.get("status") if isinstance(task.get("status"), str) else None)  # fmt: skip
+    return ForeignRun(
+        name,
+        "ClearML's offline session",
+        [log, task_path],
+        columns,
+        config | {"run_name": name},
+        state=task.get("status") if isinstance(task.get("status"), str) else None,
+    )
 
 
 def read_history(path: pathlib.Path) -> ForeignRun:

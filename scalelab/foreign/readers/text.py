@@ -28,9 +28,11 @@ STEP = re.compile(
     r"(\d[\d,]*)(?:\s*/\s*(\d[\d,]*))?(?![\d.])",
     re.IGNORECASE,
 )
-NAMED = re.compile(rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]\s*({NUMBER})([KMBT]?)(?![\w.])|"
-                   rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]?\s*({NUMBER})(?:ms|s|%|GiB|GB)\b|"
-                   rf"((?:train |val |valid |eval )?(?:loss|ppl|lr|norm|grad_norm))\s+({NUMBER})()")  # fmt: skip
+NAMED = re.compile(
+    rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]\s*({NUMBER})([KMBT]?)(?![\w.])|"
+    rf"([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*){{0,5}})\s*[:=]?\s*({NUMBER})(?:ms|s|%|GiB|GB)\b|"
+    rf"((?:train |val |valid |eval )?(?:loss|ppl|lr|norm|grad_norm))\s+({NUMBER})()"
+)
 SHORT = re.compile(rf"(\d+) (train|val) ({NUMBER})\s*")
 BRIEF = re.compile(rf"s:(\d+)((?: [a-z]+:{NUMBER})+)\s*")  # llm.c's
 BRIEF_NAMES = {"tel": "val loss", "trl": "train loss", "eval": "hellaswag"}

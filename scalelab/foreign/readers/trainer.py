@@ -46,8 +46,9 @@ def read_trainer_state(path: pathlib.Path) -> ForeignRun:
     if name.startswith("checkpoint-"):
         name = path.parent.parent.name or name
     files = [path, *([path.parent / "config.json"] if model else [])]
-    return ForeignRun(name, "trainer_state.json of transformers", files, columns, config, texts, state,
-                      tuple(notes), model)  # fmt: skip
+    return ForeignRun(
+        name, "trainer_state.json of transformers", files, columns, config, texts, state, tuple(notes), model
+    )
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,11 +121,16 @@ def minimise_final_loss(
         last = [optimize.LinearConstraint(np.ones(len(times)), -np.inf, 1 - lowest)]
         ends = [
             optimize.minimize(
-                value, np.diff(-start(times), prepend=-1.0), jac=True, method="SLSQP", constraints=last,
-                bounds=bounds, options={"maxiter": 300, "ftol": 1e-8},
+                value,
+                np.diff(-start(times), prepend=-1.0),
+                jac=True,
+                method="SLSQP",
+                constraints=last,
+                bounds=bounds,
+                options={"maxiter": 300, "ftol": 1e-8},
             )
             for start in STARTS
-        ]  # fmt: skip
+        ]
     best = min(ends, key=lambda end: float(end.fun))
     shares = np.concatenate([[1.0], np.clip(1 - np.cumsum(best.x), lowest, 1.0)])
     fall = like.lr.max() * np.interp(np.arange(at[0], len(like.lr)), at, shares)

@@ -39,13 +39,25 @@ from scalelab.laws.use import decision
 
 
 def fit(
-    table: Mapping[str, ArrayLike], law: str | Law = "chinchilla", *, objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: str | Groups = "auto",
-    target_flops: Sequence[float] = (), holdout: int = 0, level: float = INTERVAL_LEVEL, identify: bool = True,
-    k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None, weights: str | ArrayLike | None = None,
+    table: Mapping[str, ArrayLike],
+    law: str | Law = "chinchilla",
+    *,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    cluster: str | Groups = "auto",
+    target_flops: Sequence[float] = (),
+    holdout: int = 0,
+    level: float = INTERVAL_LEVEL,
+    identify: bool = True,
+    k: float | None = None,
+    n_convention: str = "N",
+    held: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    weights: str | ArrayLike | None = None,
     progress: uncertainty.Progress | None = None,
-) -> Fitted:  # fmt: skip
+) -> Fitted:
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
     `cluster`: a column, rows of equal values in which share a part of their error, `Groups` of labels [P], "none", or

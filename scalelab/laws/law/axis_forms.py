@@ -23,9 +23,18 @@ DomainSlope = Between(-20.0, 5.0)
 
 
 def broken_power_2(
-    C, *, E: Coefficient, A: Coefficient, alpha: Slope, shift_1: Shift, C_1: Break, sharpness_1: Sharpness,
-    shift_2: Shift, apart: Apart, sharpness_2: Sharpness,
-):  # fmt: skip
+    C,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    alpha: Slope,
+    shift_1: Shift,
+    C_1: Break,
+    sharpness_1: Sharpness,
+    shift_2: Shift,
+    apart: Apart,
+    sharpness_2: Sharpness,
+):
     """L = E + A C^-alpha (1 + (C/C_1)^(1/f_1))^(-s_1 f_1) (1 + (C/C_2)^(1/f_2))^(-s_2 f_2), C_2 = apart C_1
 
     Caballero et al. 2023, eq. 1, with two breaks: shift s_i, sharpness f_i. `apart` keeps the breaks in order.
@@ -40,9 +49,18 @@ def _log_break(C, place, shift, sharpness):
 
 
 def vocabulary_normalised(
-    N, N_v, D, *, E: Coefficient, A: Coefficient, V: Coefficient, B: Coefficient, alpha: Exponent, nu: Exponent,
+    N,
+    N_v,
+    D,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    V: Coefficient,
+    B: Coefficient,
+    alpha: Exponent,
+    nu: Exponent,
     beta: Exponent,
-):  # fmt: skip
+):
     """unigram-normalised loss = -E + A/N^alpha + V/N_v^nu + B/D^beta, N without the vocabulary's parameters N_v
 
     Tao et al. 2024 (scaling laws with vocabulary): the loss less that of a unigram model of the same tokens, usually

@@ -30,9 +30,19 @@ def annealing_area(drop, age, memory):
 
 
 def multi_power(
-    S1, drop, area, lr, *, E: Coefficient, A: Coefficient, alpha: Exponent, B: Coefficient, C: Saturation,
-    beta: Between(0.05, 3.0), gamma: Between(0.0, 2.0),
-):  # fmt: skip
+    S1,
+    drop,
+    area,
+    lr,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    alpha: Exponent,
+    B: Coefficient,
+    C: Saturation,
+    beta: Between(0.05, 3.0),
+    gamma: Between(0.0, 2.0),
+):
     """L = E + A/S1^alpha - B sum over k of (lr_(k-1) - lr_k) (1 - (C lr_k^-gamma S_k + 1)^-beta)
 
     Luo et al. 2025 (Multi-Power Law), eq. 1. S_k is the sum of the LR since change k; the warm-up's rises are changes.

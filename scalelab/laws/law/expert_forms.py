@@ -32,8 +32,16 @@ def saturated_experts(experts: Any, E_start: Any, E_max: Any) -> Any:
 
 
 def routed(
-    N: Active, experts, *, a: Falls, b: Falls, c: Bends, d: StartsIn(0.3, 3.0), E_start: Start, E_max: Most,
-):  # fmt: skip
+    N: Active,
+    experts,
+    *,
+    a: Falls,
+    b: Falls,
+    c: Bends,
+    d: StartsIn(0.3, 3.0),
+    E_start: Start,
+    E_max: Most,
+):
     """log10 L = a log10 N + b log10 E' + c log10 N log10 E' + d, E' the experts saturated from E_start to E_max
 
     Clark et al. 2022 (routed language models), eq. 1, N the active parameters, all models trained on equally many
@@ -44,9 +52,18 @@ def routed(
 
 
 def granularity(
-    N: Total, D, granularity, *, c: Coefficient, a: Coefficient, g: Coefficient, b: Coefficient, alpha: Exponent,
-    gamma: Exponent, beta: Exponent,
-):  # fmt: skip
+    N: Total,
+    D,
+    granularity,
+    *,
+    c: Coefficient,
+    a: Coefficient,
+    g: Coefficient,
+    b: Coefficient,
+    alpha: Exponent,
+    gamma: Exponent,
+    beta: Exponent,
+):
     """L = c + (g/G^gamma + a)/N^alpha + b/D^beta, G the granularity
 
     Krajewski et al. 2024 (fine-grained experts), eq. 9: G = d_ff/d_expert with G experts a token, so that a token's
@@ -56,9 +73,22 @@ def granularity(
 
 
 def expert_count(
-    N: Active, D, experts, *, c: Coefficient, a: Coefficient, b: Coefficient, alpha: Falls, delta: Either, gamma: Bends,
-    beta: Falls, omega: Either, zeta: Bends, E_start: Start, E_max: Most,
-):  # fmt: skip
+    N: Active,
+    D,
+    experts,
+    *,
+    c: Coefficient,
+    a: Coefficient,
+    b: Coefficient,
+    alpha: Falls,
+    delta: Either,
+    gamma: Bends,
+    beta: Falls,
+    omega: Either,
+    zeta: Bends,
+    E_start: Start,
+    E_max: Most,
+):
     """L = c + a E'^delta N^(alpha + gamma ln E') + b E'^omega D^(beta + zeta ln E'), E' the experts, saturated
 
     Ludziejewski et al. 2025 (joint MoE scaling laws), eq. 6, N the active parameters, E' as in `routed`. For each
@@ -70,9 +100,21 @@ def expert_count(
 
 
 def sparsity(
-    N: Total, D, sparsity: Share, *, e: Coefficient, a: Coefficient, b: Coefficient, c: Coefficient, d: Coefficient,
-    alpha: Exponent, beta: Exponent, lam: Either, delta: Either, gamma: Exponent,
-):  # fmt: skip
+    N: Total,
+    D,
+    sparsity: Share,
+    *,
+    e: Coefficient,
+    a: Coefficient,
+    b: Coefficient,
+    c: Coefficient,
+    d: Coefficient,
+    alpha: Exponent,
+    beta: Exponent,
+    lam: Either,
+    delta: Either,
+    gamma: Exponent,
+):
     """L = e + a/N^alpha + b/D^beta + c/(1-S)^lam + d/((1-S)^delta N^gamma), S the sparsity
 
     Abnar et al. 2025 (parameters vs FLOPs), eq. 6, N all parameters, S = (experts - active experts)/experts. A dense
@@ -83,9 +125,16 @@ def sparsity(
 
 
 def leverage(
-    activation, granularity, C, *, a: StartsIn(0.2, 3.0), d: StartsIn(-0.2, -0.01), gamma: StartsIn(0.0, 0.1),
-    beta: StartsIn(-0.3, 0.0), A_start: ActivationStart,
-):  # fmt: skip
+    activation,
+    granularity,
+    C,
+    *,
+    a: StartsIn(0.2, 3.0),
+    d: StartsIn(-0.2, -0.01),
+    gamma: StartsIn(0.0, 0.1),
+    beta: StartsIn(-0.3, 0.0),
+    A_start: ActivationStart,
+):
     """leverage = (A + A_start)^(a + d log10 C + gamma log2(G)^2 + beta log2 G), A the activation, G the granularity
 
     Tian et al. 2025 (efficiency leverage), eq. 13: the FLOPs of a dense model of equal loss over those of the model

@@ -26,9 +26,16 @@ def chinchilla(N, D, *, E: Coefficient, A: Coefficient, B: Coefficient, alpha: E
 
 
 def chinchilla_gamma(
-    N, D, *, E: Coefficient, A: Scale(1e-3, 1e12), B: Scale(1e-3, 1e12), alpha: Exponent, beta: Exponent,
+    N,
+    D,
+    *,
+    E: Coefficient,
+    A: Scale(1e-3, 1e12),
+    B: Scale(1e-3, 1e12),
+    alpha: Exponent,
+    beta: Exponent,
     gamma: Between(0.2, 5.0),
-):  # fmt: skip
+):
     """L = E + (A/N^alpha + B/D^beta)^gamma
 
     Beck et al. 2026 (xLSTM scaling laws). gamma = 1 is Chinchilla's law; A^(1/alpha) and gamma are easily confounded.
@@ -63,9 +70,18 @@ def effective_data(D, U, R_star):
 
 
 def data_constrained(
-    N, D, U, *, E: Coefficient, A: Scale(1e-3, 1e12), B: Scale(1e-3, 1e12), alpha: Exponent, beta: Exponent,
-    R_D_star: Scale(0.1, 1e6), R_N_star: Scale(0.1, 1e6),
-):  # fmt: skip
+    N,
+    D,
+    U,
+    *,
+    E: Coefficient,
+    A: Scale(1e-3, 1e12),
+    B: Scale(1e-3, 1e12),
+    alpha: Exponent,
+    beta: Exponent,
+    R_D_star: Scale(0.1, 1e6),
+    R_N_star: Scale(0.1, 1e6),
+):
     """L = E + A/N'^alpha + B/D'^beta, N' and D' less than N and D where D > U
 
     Muennighoff et al. 2023, eqs. 4 to 6. U_N, the best size for U tokens, follows from the law itself: with
@@ -100,9 +116,19 @@ def downstream(loss, *, epsilon: Coefficient, k: Coefficient, gamma: Scale(1e-2,
 
 
 def farseer(
-    N, D, *, a1: Real, b1: Real, alpha: Between(-1.0, 1.0), a2: Real, b2: Real, beta: Between(-1.0, 1.0),
-    a3: Real, b3: Real, gamma: Between(-1.0, 1.0),
-):  # fmt: skip
+    N,
+    D,
+    *,
+    a1: Real,
+    b1: Real,
+    alpha: Between(-1.0, 1.0),
+    a2: Real,
+    b2: Real,
+    beta: Between(-1.0, 1.0),
+    a3: Real,
+    b3: Real,
+    gamma: Between(-1.0, 1.0),
+):
     """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D in billions
 
     Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. Another unit of N only rescales parameters. Another
@@ -114,9 +140,19 @@ def farseer(
 
 
 def farseer_counts(
-    N, D, *, a1: Real, b1: StartsIn(-2.0, 0.0), alpha: Between(-1.0, 1.0), a2: Real, b2: StartsIn(0.0, 12.0),
-    beta: Between(-1.0, 1.0), a3: Real, b3: Real, gamma: Between(-1.0, 1.0),
-):  # fmt: skip
+    N,
+    D,
+    *,
+    a1: Real,
+    b1: StartsIn(-2.0, 0.0),
+    alpha: Between(-1.0, 1.0),
+    a2: Real,
+    b2: StartsIn(0.0, 12.0),
+    beta: Between(-1.0, 1.0),
+    a3: Real,
+    b3: Real,
+    gamma: Between(-1.0, 1.0),
+):
     """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D as they are
 
     Li et al. 2025 (Farseer), eq. 5, for parameters that belong to plain counts: another law than `farseer` (see there).
@@ -159,9 +195,21 @@ def broken_power(
 
 
 def width_depth(
-    width, depth, N, D, *, E: Coefficient, W: Coefficient, P: Coefficient, A: Coefficient, B: Coefficient,
-    w: Exponent, p: Exponent, alpha: Exponent, beta: Exponent,
-):  # fmt: skip
+    width,
+    depth,
+    N,
+    D,
+    *,
+    E: Coefficient,
+    W: Coefficient,
+    P: Coefficient,
+    A: Coefficient,
+    B: Coefficient,
+    w: Exponent,
+    p: Exponent,
+    alpha: Exponent,
+    beta: Exponent,
+):
     """L = E + W/width^w + P/depth^p + A/N^alpha + B/D^beta
 
     McLeish et al. 2025 (Gemstones), the four-term law.
@@ -170,9 +218,21 @@ def width_depth(
 
 
 def precision(
-    N, D, P_w, P_a, P_kv, *, E: Coefficient, A: Coefficient, B: Coefficient, alpha: Exponent, beta: Exponent,
-    gamma_w: Scale(0.1, 20.0), gamma_a: Scale(0.1, 20.0), gamma_kv: Scale(0.1, 20.0),
-):  # fmt: skip
+    N,
+    D,
+    P_w,
+    P_a,
+    P_kv,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    B: Coefficient,
+    alpha: Exponent,
+    beta: Exponent,
+    gamma_w: Scale(0.1, 20.0),
+    gamma_a: Scale(0.1, 20.0),
+    gamma_kv: Scale(0.1, 20.0),
+):
     """L = E + A/N'^alpha + B/D^beta, N' = N (1 - exp(-P_w/gamma_w)) (1 - exp(-P_a/gamma_a)) (1 - exp(-P_kv/gamma_kv))
 
     Kumar et al. 2024 (scaling laws for precision): training with weights, activations and KV cache of P bits is like a
@@ -183,9 +243,18 @@ def precision(
 
 
 def vocabulary(
-    N, N_v, D, *, E: Coefficient, A: Coefficient, V: Coefficient, B: Coefficient, alpha: Exponent, nu: Exponent,
+    N,
+    N_v,
+    D,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    V: Coefficient,
+    B: Coefficient,
+    alpha: Exponent,
+    nu: Exponent,
     beta: Exponent,
-):  # fmt: skip
+):
     """L = E + A/N^alpha + V/N_v^nu + B/D^beta, N without and N_v with the vocabulary's parameters alone
 
     Tao et al. 2024 (scaling laws with vocabulary). D in characters or bytes, and the loss per byte, so that tokenisers
@@ -195,9 +264,15 @@ def vocabulary(
 
 
 def mixture(
-    r1: Share, r2: Share, r3: Share, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0),
+    r1: Share,
+    r2: Share,
+    r3: Share,
+    *,
+    c: Coefficient,
+    t1: Between(-20.0, 5.0),
+    t2: Between(-20.0, 5.0),
     t3: Between(-20.0, 5.0),
-):  # fmt: skip
+):
     """L = c + exp(t1 r1 + t2 r2 + t3 r3), r the shares of three training domains (mixture5: of five)
 
     Ye et al. 2024 (data mixing laws), eq. 1, of one validation domain. Shares sum to one, so their factor k is in t:

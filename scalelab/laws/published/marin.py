@@ -126,10 +126,16 @@ def _pinned_rows(name: str, printed: dict[float, str]) -> list[ComparisonRow]:
 
     losses = {C: float(text) for C, text in texts.items()}
     return [
-        make_comparison_row(f"law {name}: {what}", compute(losses), text, PINNED_RECIPE, judge_consistency,
-                            rounding_tolerance(text) + rounding_spread(compute, texts))
+        make_comparison_row(
+            f"law {name}: {what}",
+            compute(losses),
+            text,
+            PINNED_RECIPE,
+            judge_consistency,
+            rounding_tolerance(text) + rounding_spread(compute, texts),
+        )
         for what, compute, text in zip(("A", "alpha"), (scale, alpha), LAWS_8003[name], strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _beside_rows() -> list[ComparisonRow]:

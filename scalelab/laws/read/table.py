@@ -105,9 +105,14 @@ def read_table(
 
 
 def _resolve_columns(
-    columns: Mapping[str, str], needed: Sequence[str], header: list[str], numeric: list[str], table: str, option: str,
+    columns: Mapping[str, str],
+    needed: Sequence[str],
+    header: list[str],
+    numeric: list[str],
+    table: str,
+    option: str,
     size: str,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """{field: column of this table}; BadInput where a named column is absent, two fit, or too few are known."""
     for field, column in columns.items():
         name, _ = split_conversion(column, header)

@@ -111,9 +111,12 @@ TRUTHS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no
 
 
 def read_statuses(
-    rows: Iterable[Mapping[str, Any]], header: Sequence[str], table: str, finished: Iterable[str] = (),
+    rows: Iterable[Mapping[str, Any]],
+    header: Sequence[str],
+    table: str,
+    finished: Iterable[str] = (),
     advice: str = "",
-) -> list[str | None]:  # fmt: skip
+) -> list[str | None]:
     """The status of each row: "done", the plain word of an unfinished run, or None where the table does not tell.
 
     `finished`: further words that mean a finished run. BadInput for a word that is in no list, with `advice` (default:

@@ -108,9 +108,13 @@ class Discrepancy:
 
 
 def update_prior(
-    basis: Basis, columns: Mapping[str, np.ndarray], slopes: np.ndarray, residuals: np.ndarray, typical: float,
+    basis: Basis,
+    columns: Mapping[str, np.ndarray],
+    slopes: np.ndarray,
+    residuals: np.ndarray,
+    typical: float,
     dependence: Dependence | None = None,
-) -> Posterior | None:  # fmt: skip
+) -> Posterior | None:
     """Weigh all hypotheses by the restricted likelihood of the residuals [P]; None where no row is spare.
 
     As in the objective, an outlier has no more say than a row at FARTHEST.
@@ -143,9 +147,16 @@ def update_prior(
         noise.append(squares / spare)
     shares = np.exp(np.concatenate(scores) - np.max(scores))
     return Posterior(
-        shares / shares.sum(), np.repeat(np.arange(len(LENGTHS)), len(RATIOS)), np.tile(RATIOS, len(LENGTHS)),
-        np.concatenate(noise), vectors, values, pulls, total / spare, spare,
-    )  # fmt: skip
+        shares / shares.sum(),
+        np.repeat(np.arange(len(LENGTHS)), len(RATIOS)),
+        np.tile(RATIOS, len(LENGTHS)),
+        np.concatenate(noise),
+        vectors,
+        values,
+        pulls,
+        total / spare,
+        spare,
+    )
 
 
 def _weigh_prior(relative: np.ndarray) -> np.ndarray:
@@ -154,10 +165,12 @@ def _weigh_prior(relative: np.ndarray) -> np.ndarray:
 
 
 def forecast_moments(
-    basis: Basis, posterior: Posterior, fitted: tuple[Mapping[str, np.ndarray], np.ndarray],
+    basis: Basis,
+    posterior: Posterior,
+    fitted: tuple[Mapping[str, np.ndarray], np.ndarray],
     ahead: tuple[Mapping[str, np.ndarray], np.ndarray],
     dependence: Dependence | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean, variance by noise, variance by delta), each [G], of new rows' errors, linearised.
 
     `fitted`, `ahead`: columns and the law's sensitivities, [P, K] and [G, K]; `dependence` of the fitted rows. New rows

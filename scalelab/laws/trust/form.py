@@ -120,9 +120,13 @@ def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = 
 
 
 def _visible_misfit(
-    problem: Problem, residuals: np.ndarray, test: tuple[np.ndarray, np.ndarray, list[np.ndarray]],
-    null: np.ndarray, dependence: Dependence | None, seed: int,
-) -> float | None:  # fmt: skip
+    problem: Problem,
+    residuals: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray, list[np.ndarray]],
+    null: np.ndarray,
+    dependence: Dependence | None,
+    seed: int,
+) -> float | None:
     """The least misfit that fails the test in POWER of simulated tables: smooth errors of one size, drawn at random."""
     shapes_basis = make_basis(problem.columns)
     if shapes_basis is None:

@@ -138,9 +138,17 @@ class Holdout:
 
 
 def hold_out(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, count: int, scale: ArrayLike | None = None, *,
-    labels: np.ndarray | None = None, resamples: int = SCORE_RESAMPLES, level: float = 0.9,
-) -> Holdout:  # fmt: skip
+    law: Law,
+    columns: Columns,
+    target: np.ndarray,
+    objective: Objective,
+    count: int,
+    scale: ArrayLike | None = None,
+    *,
+    labels: np.ndarray | None = None,
+    resamples: int = SCORE_RESAMPLES,
+    level: float = 0.9,
+) -> Holdout:
     """Fit the law without the `count` largest rows and predict these, with intervals from `resamples` if that is not 0.
 
     Rows of a budget are held out together: equal sizes but for rounding have no larger one among them.

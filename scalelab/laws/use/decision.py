@@ -172,9 +172,13 @@ def _interval_about(value: float, draws: np.ndarray, level: float) -> Interval:
 
 
 def sizes_with_misfit(
-    law: Law, draws: Mapping[str, np.ndarray], misfit: Discrepancy | None, C: float, k: float,
+    law: Law,
+    draws: Mapping[str, np.ndarray],
+    misfit: Discrepancy | None,
+    C: float,
+    k: float,
     held: Mapping[str, float],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The best size [R] of each resampled law times its misfit; as of the law alone where that has no best size."""
     spread = optimal_size(law, draws, C, k, held)
     sound = np.isfinite(spread) & (spread > 0)
@@ -203,9 +207,15 @@ def each_size_with_misfit(
 
 
 def waste_with_misfit(
-    law: Law, draws: Mapping[str, np.ndarray], misfit: Discrepancy | None, point: float, spread: np.ndarray, C: float,
-    k: float, held: Mapping[str, float],
-) -> np.ndarray:  # fmt: skip
+    law: Law,
+    draws: Mapping[str, np.ndarray],
+    misfit: Discrepancy | None,
+    point: float,
+    spread: np.ndarray,
+    C: float,
+    k: float,
+    held: Mapping[str, float],
+) -> np.ndarray:
     """`wasted_share` [R] by each resampled law times its misfit, whose best sizes are `spread` [R].
 
     The misfit's gap in loss is made up along the law's own optimum.
@@ -250,9 +260,14 @@ def wasted_share(
 
 
 def _share_below(
-    law: Law, params: Mapping[str, np.ndarray], reached: np.ndarray, best: np.ndarray, C: float, k: float,
+    law: Law,
+    params: Mapping[str, np.ndarray],
+    reached: np.ndarray,
+    best: np.ndarray,
+    C: float,
+    k: float,
     held: Mapping[str, float],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """1 - C'/C [R], where the best split of C' by each law reaches the loss `reached` [R]; `best` [R]: that of C."""
     low, high = np.full_like(best, -14.0), np.zeros_like(best)  # log(C' / C)
     for _ in range(40):

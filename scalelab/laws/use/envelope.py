@@ -114,9 +114,16 @@ def envelope_frontier(
 
 
 def fit_envelope(
-    run: ArrayLike, C: ArrayLike, N: ArrayLike, D: ArrayLike, loss: ArrayLike, method: str = "hull",
-    bootstrap: int = 200, level: float = 0.8, seed: int = 0,
-) -> Envelope:  # fmt: skip
+    run: ArrayLike,
+    C: ArrayLike,
+    N: ArrayLike,
+    D: ArrayLike,
+    loss: ArrayLike,
+    method: str = "hull",
+    bootstrap: int = 200,
+    level: float = 0.8,
+    seed: int = 0,
+) -> Envelope:
     """Fit N_opt ~ C^a and D_opt ~ C^b to checkpoints: the run's label, C FLOPs, N, D tokens, loss, each [P].
 
     `method`: "hull" (lower convex hull of all checkpoints) or "envelope" (Hoffmann's: the best of the interpolated

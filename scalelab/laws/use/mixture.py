@@ -139,10 +139,14 @@ def find_best(laws: MixingLaws, region: Region, start: np.ndarray | None = None)
     best, least = inside, np.inf
     for begin in (inside if start is None else start, inside):
         found = optimize.minimize(
-            laws.loss, begin, jac=laws.slope, method="SLSQP", bounds=list(zip(*region, strict=True)),
+            laws.loss,
+            begin,
+            jac=laws.slope,
+            method="SLSQP",
+            bounds=list(zip(*region, strict=True)),
             constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": lambda r: np.ones(len(r))},
             options={"ftol": 1e-12},
-        )  # fmt: skip
+        )
         shares = np.clip(np.nan_to_num(found.x), *region)
         if abs(shares.sum() - 1) > ON_SIMPLEX:
             continue

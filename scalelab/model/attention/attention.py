@@ -50,9 +50,12 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array | GatheredSequence, layer: LayerFlags, packed: PackedDocuments | None,
+        self,
+        x_BSD: jax.Array | GatheredSequence,
+        layer: LayerFlags,
+        packed: PackedDocuments | None,
         due: jax.Array | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
 
         With `due` (see `sums/measures.py`) it also measures its logits and the entropy of its weights.
@@ -80,9 +83,13 @@ class Attention(nn.Module):
         return out(y_BSNH)
 
     def attend(
-        self, placed: Placed, v_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None,
+        self,
+        placed: Placed,
+        v_BSKH: jax.Array,
+        layer: LayerFlags,
+        packed: PackedDocuments | None,
         due: jax.Array | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """Attention of a whole sequence by the kernel of this program."""
         s, mask_info = self.shape, MaskInfo(packed and packed.segment_BS, layer.is_global)
         scoring = Scoring(placed.scale, mask_info, s.window, placed.relative, s.attention_softcap)

@@ -35,9 +35,12 @@ class LatentAttention(Attention):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array | GatheredSequence, layer: LayerFlags, packed: PackedDocuments | None,
+        self,
+        x_BSD: jax.Array | GatheredSequence,
+        layer: LayerFlags,
+        packed: PackedDocuments | None,
         due: jax.Array | None,
-    ) -> jax.Array:  # fmt: skip
+    ) -> jax.Array:
         """x_BSD -> [B, S, D], as `Attention`."""
         s, init = self.shape, projection_init(self.shape)
         q_BSNH = self.make_queries(x_BSD)

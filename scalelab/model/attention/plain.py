@@ -98,7 +98,14 @@ def xla_attention(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) ->
     mask = None if segment is None else attention_mask(index, index, 0, None, segment, segment)[:, None]
     whole = functools.partial(
         jax.nn.dot_product_attention,
-        q, k, v, bias=bias, mask=mask, is_causal=True, scale=scoring.scale, implementation="xla",
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        is_causal=True,
+        scale=scoring.scale,
+        implementation="xla",
+    )
     near = functools.partial(whole, local_window_size=(scoring.window - 1, 0)) if scoring.window else whole
     return by_window(near, whole, is_global)

@@ -94,9 +94,13 @@ def takes_turns(shape: ModelShape, in_pipeline: bool, platform: str) -> bool:
 
 
 def apply_experts(
-    shape: ModelShape, policy: Policy, x_BSD: jax.Array, routing: Routing, products: Mapping[str, ExpertWeight],
+    shape: ModelShape,
+    policy: Policy,
+    x_BSD: jax.Array,
+    routing: Routing,
+    products: Mapping[str, ExpertWeight],
     due: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, Measured | None]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array, Measured | None]:
     """Each token's sum of its experts [B, S, D], whole along `tensor`; how many it lacks [B, S]; measures if `due`."""
     (rows, length), per_token = x_BSD.shape[:2], routing.experts_BSK.shape[-1]
     if not has_explicit_mesh():
@@ -136,9 +140,13 @@ def apply_experts(
 
 
 def _multiply_on_devices(
-    local: LocalExperts, arrived: Any, x: jax.Array, about: jax.Array, products: Mapping[str, ExpertWeight],
+    local: LocalExperts,
+    arrived: Any,
+    x: jax.Array,
+    about: jax.Array,
+    products: Mapping[str, ExpertWeight],
     due: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, Measured | None]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array, Measured | None]:
     """The devices' sums of the rows that arrived, how many experts each row lacks, and what is measured if `due`."""
     weights = {name: each.w_ENO for name, each in products.items()}
     specs = {name: spec_of(w) for name, w in weights.items()}

@@ -100,7 +100,10 @@ def expert_declarations(shape: ModelShape) -> dict[str, Declaration]:
         (s.n_experts, s.d_model, s.d_expert), ("embed",), ("mlp",), std=init.std or s.d_model**-0.5, stack=("experts",)
     )
     last = Declaration(
-        (s.n_experts, s.d_expert, s.d_model), ("mlp",), ("embed",),
-        std=init.last * (init.std or s.d_expert**-0.5), stack=("experts",),
-    )  # fmt: skip
+        (s.n_experts, s.d_expert, s.d_model),
+        ("mlp",),
+        ("embed",),
+        std=init.last * (init.std or s.d_expert**-0.5),
+        stack=("experts",),
+    )
     return {"up": inner, **({"gate": inner} if s.mlp in GATED else {}), "down": last}

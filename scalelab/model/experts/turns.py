@@ -23,9 +23,14 @@ Units = dict[str, jax.Array]  # of hidden units: `measures.expert_measures`
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def multiply_in_turns(
-    local: LocalExperts, names: tuple[str, ...], x_RD: jax.Array, experts_RK: jax.Array, weights_RK: jax.Array,
-    products: Weights, due: jax.Array | None,
-) -> tuple[jax.Array, Units | None]:  # fmt: skip
+    local: LocalExperts,
+    names: tuple[str, ...],
+    x_RD: jax.Array,
+    experts_RK: jax.Array,
+    weights_RK: jax.Array,
+    products: Weights,
+    due: jax.Array | None,
+) -> tuple[jax.Array, Units | None]:
     """Each row's sum of its experts, and with `due` what is measured of the hidden units; as `multiply_tokens`.
 
     `products`: the weights of those `names`; delayed scaling, which has more, is not there on several devices.
@@ -69,9 +74,15 @@ def _count_turns(local: LocalExperts, experts_RK: jax.Array) -> jax.Array:
 
 
 def _multiply_turn(
-    local: LocalExperts, names: tuple[str, ...], turn: Any, x_RD: jax.Array, experts_RK: jax.Array,
-    weights_RK: jax.Array, products: Weights, due: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, Units | None]:  # fmt: skip
+    local: LocalExperts,
+    names: tuple[str, ...],
+    turn: Any,
+    x_RD: jax.Array,
+    experts_RK: jax.Array,
+    weights_RK: jax.Array,
+    products: Weights,
+    due: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, Units | None]:
     weights = {name: ExpertWeight(w_ENO) for name, w_ENO in zip(names, products, strict=True)}
     return multiply_tokens(local, x_RD, experts_RK, weights_RK, weights, due, first=turn * local.most)
 

@@ -165,9 +165,12 @@ def cast_parts(
 
 
 def multiply_in_parts(
-    multiply: Callable[[jax.Array, jax.Array], jax.Array], add_up: Callable[[jax.Array], jax.Array] | None,
-    xs: Parts, w: jax.Array, out_axes: AxisNames,
-) -> jax.Array:  # fmt: skip
+    multiply: Callable[[jax.Array, jax.Array], jax.Array],
+    add_up: Callable[[jax.Array], jax.Array] | None,
+    xs: Parts,
+    w: jax.Array,
+    out_axes: AxisNames,
+) -> jax.Array:
     """`add_up(multiply(x, w))`, part by part and joined; None: the products are whole sums."""
     ys = _multiply_in_turn(multiply, xs, w)
     ys = send_in_turn(add_up, ys) if add_up else ys

@@ -83,8 +83,13 @@ def _forward(x, w, scales, axes, policy):
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
         return scale_result(_contract_features(x, w, ins, out, form), a, b, sent)
 
-    xs = cast_parts(x, a.values, lambda part: cast_operand(part, policy.forward, policy).values,
-                    policy.parts if TENSOR_AXIS in added else 1, names[:ins])  # fmt: skip
+    xs = cast_parts(
+        x,
+        a.values,
+        lambda part: cast_operand(part, policy.forward, policy).values,
+        policy.parts if TENSOR_AXIS in added else 1,
+        names[:ins],
+    )
     y = multiply_in_parts(multiply, (lambda y: reshard(y, place)) if partial else None, xs, whole, out_axes)
     keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(values).partitions)
     gathered = b._replace(values=whole) if keep else None

@@ -103,9 +103,13 @@ def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 
 def smooth_cross_entropy(
-    x_BSD: jax.Array, head_DV: Weight, targets_BS: jax.Array, z_weight: jax.Array,
-    options: LossOptions = UNBOUNDED, due: jax.Array | None = None,
-) -> LossSums:  # fmt: skip
+    x_BSD: jax.Array,
+    head_DV: Weight,
+    targets_BS: jax.Array,
+    z_weight: jax.Array,
+    options: LossOptions = UNBOUNDED,
+    due: jax.Array | None = None,
+) -> LossSums:
     """Summed loss in nats of next-token logits `x_BSD @ head_DV`; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5). jax can differentiate this any number of times,

@@ -54,11 +54,18 @@ class BudgetAllocation:
 
 
 def allocate_budget(
-    *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
-    target_loss: float | None = None, gpu_hours: float | None = None, machine: Machine | None = None,
-    mfu: float | None = None, law: str = lawbook.DEFAULT_LAW, serve_tokens: float | None = None,
+    *,
+    flops: float | None = None,
+    tokens: float | None = None,
+    params: float | None = None,
+    target_loss: float | None = None,
+    gpu_hours: float | None = None,
+    machine: Machine | None = None,
+    mfu: float | None = None,
+    law: str = lawbook.DEFAULT_LAW,
+    serve_tokens: float | None = None,
     unique_tokens: float | None = None,
-) -> BudgetAllocation:  # fmt: skip
+) -> BudgetAllocation:
     """The compute-optimal split by `law` (see `lawbook.load_law_book`), given exactly one of the first five.
 
     flops: the budget. tokens, params: the budget at which so many are best. target_loss: the least budget that reaches

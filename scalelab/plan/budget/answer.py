@@ -119,12 +119,24 @@ def _answer_on(budget: Mapping[str, float], request: Request, book: LawBook, law
     loss, interval, best = _losses(book, shape.counted, run.tokens)
     command = _command(config, request.machine, pick.devices)
     return MachineAnswer(
-        question=question, law=book.name, source=book.source, equation=book.surface.equation,
-        n_convention=book.n_convention, n=float(shape.counted), d=float(run.tokens),
-        flops=book.k * shape.counted * run.tokens, loss=loss, loss_interval=interval, level=book.level,
-        best_loss=best, shape=shape, plan=run, counts=counts, command=command,
+        question=question,
+        law=book.name,
+        source=book.source,
+        equation=book.surface.equation,
+        n_convention=book.n_convention,
+        n=float(shape.counted),
+        d=float(run.tokens),
+        flops=book.k * shape.counted * run.tokens,
+        loss=loss,
+        loss_interval=interval,
+        level=book.level,
+        best_loss=best,
+        shape=shape,
+        plan=run,
+        counts=counts,
+        command=command,
         notes=(*_choices(request, pick, run.tokens), *book.notes, *book.beyond(book.k * shape.counted * run.tokens)),
-    )  # fmt: skip
+    )
 
 
 def _choices(request: Request, pick: Count, tokens: float) -> list[str]:

@@ -50,10 +50,9 @@ def find_shape(params: float, convention: str = "total") -> Shape:
     best = min(
         (_make_shape(d, layers, vocab_size, seq_len, convention) for d, layers in _sizes()),
         key=lambda shape: (
-            abs(math.log(shape.counted / params))
-            + STRAY * abs(math.log2(shape.d_model / shape.n_layers / ASPECT))
+            abs(math.log(shape.counted / params)) + STRAY * abs(math.log2(shape.d_model / shape.n_layers / ASPECT))
         ),
-    )  # fmt: skip
+    )
     if abs(best.counted / params - 1) > FARTHEST:
         raise BadInput(f"params={params:.4g}: no shape of the rule aspect128 is near; nearest: --params={best.counted}")
     return best
@@ -82,11 +81,18 @@ def _make_shape(d: int, layers: int, vocab_size: int, seq_len: int, convention: 
     gains, table = (2 * layers + 1) * d, vocab_size * d
     tables, with_gains = PARTS.get(convention, (1, True) if convention == HEAD_ONLY else PARTS["total"])
     return Shape(
-        d, layers, heads, kv_heads, d_ff, vocab_size, seq_len,
-        total=matrices + gains + 2 * table, counted=matrices + gains * with_gains + tables * table,
+        d,
+        layers,
+        heads,
+        kv_heads,
+        d_ff,
+        vocab_size,
+        seq_len,
+        total=matrices + gains + 2 * table,
+        counted=matrices + gains * with_gains + tables * table,
         rule=f"aspect128: d_model / n_layers = {d / layers:.0f} (128 wanted, {LEAST_ASPECT} to {MOST_ASPECT} allowed), "
         f"heads of {d_head}, {kv_heads} of keys and values, d_ff = {FF_RATIO} d_model",
-    )  # fmt: skip
+    )
 
 
 def build_config(shape: Shape, tokens: float, devices: int, precision: str) -> "ConfigDict":

@@ -105,13 +105,25 @@ def _canonical_static(static: Static) -> Static:
     """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
     layout, static = static.layout, with_fields(static, model=filled_up_shape(static.model, static.layout))
     mesh = Layout(
-        data=2, expert=layout.expert, context=layout.context, tensor=layout.tensor, sequence=layout.sequence,
+        data=2,
+        expert=layout.expert,
+        context=layout.context,
+        tensor=layout.tensor,
+        sequence=layout.sequence,
         zero=3 if layout.zero or not has_expert_blocks(static.model) else 0,  # 1 to 3 split experts' weights alike
-    )  # fmt: skip
+    )
     return with_fields(
-        static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
-        global_batch=2 * layout.expert * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
-    )  # fmt: skip
+        static,
+        optim=Optim(),
+        schedule="wsd",
+        decay_shape="linear",
+        wd_shape="constant",
+        ema=False,
+        batch_ramp=(),
+        global_batch=2 * layout.expert * ROWS,
+        accumulate=1,
+        layout=Layout() if layout.devices == 1 else mesh,
+    )
 
 
 def _count_at_length(count: Callable[[Static], dict[Any, int]], static: Static) -> dict[Any, int]:

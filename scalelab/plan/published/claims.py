@@ -153,16 +153,23 @@ def _decay() -> list[ComparisonRow]:
         *cite_sentence(
             "Weight decay: which parameters",
             "Leaving embeddings out of weight decay lowers their norms.",
-            make_comparison_row("norm without decay over that with it (lower: under 1)", ratio, "1", recipe,
-                                judge_below),
+            make_comparison_row(
+                "norm without decay over that with it (lower: under 1)", ratio, "1", recipe, judge_below
+            ),
         ),
         *cite_sentence(
             "Lion",
             "Every parameter moves by exactly the learning rate, up or down.",
-            make_comparison_row("the largest step of weights of 1 under a decay of .1, LRs", lion_step(0.1), "1",
-                                "optim/chain.py, Lion: sign(...) + decay x weight", judge_near, 1e-3),
+            make_comparison_row(
+                "the largest step of weights of 1 under a decay of .1, LRs",
+                lion_step(0.1),
+                "1",
+                "optim/chain.py, Lion: sign(...) + decay x weight",
+                judge_near,
+                1e-3,
+            ),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def lion_step(decay: float) -> float:

@@ -191,8 +191,23 @@ def plan_checkpointing(
     steps = math.ceil(every_s / step_s) if step_s else None
     goodput = simulate_runs(work_s, every_s, save.blocked_s, save.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
-        save.bytes, save.parts, save.device_bytes, save.seconds, save.blocked_s, mtbf_s, restart_s, save.restore_s,
-        young_interval(save.blocked_s, mtbf_s), best, every_s, steps,
-        goodput.expected, goodput.simulated, goodput.low, goodput.high,
-        lost_work(every_s, save.blocked_s, save.seconds, mtbf_s), 86_400 / mtbf_s, notes,
-    )  # fmt: skip
+        save.bytes,
+        save.parts,
+        save.device_bytes,
+        save.seconds,
+        save.blocked_s,
+        mtbf_s,
+        restart_s,
+        save.restore_s,
+        young_interval(save.blocked_s, mtbf_s),
+        best,
+        every_s,
+        steps,
+        goodput.expected,
+        goodput.simulated,
+        goodput.low,
+        goodput.high,
+        lost_work(every_s, save.blocked_s, save.seconds, mtbf_s),
+        86_400 / mtbf_s,
+        notes,
+    )

@@ -76,14 +76,20 @@ def inference_memory(
     total, capacity = sum(components.values()), machine.chip.hbm_bytes
     room = capacity - components["weights"] - components["activations"]
     return Inference(
-        batch, context, components, total, capacity, total <= capacity, capacity - total,
+        batch,
+        context,
+        components,
+        total,
+        capacity,
+        total <= capacity,
+        capacity - total,
         kv_bytes_per_token=math.ceil(_token_bytes(shape, cache, Layout()) * shape.n_layers),
         decode_bytes=decoded,
         prefill_bytes=prefilled,
         most_sequences=max(0, int(room // sequence_bytes)),
         own_cache_bytes=decode_cache_bytes(static, batch, context),
         notes=_notes(shape, context, tensor),
-    )  # fmt: skip
+    )
 
 
 def decode_cache_bytes(static: Static, batch: int, context: int) -> int:

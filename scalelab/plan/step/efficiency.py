@@ -90,13 +90,24 @@ SOURCES = (
 EXPERTS = Range(0.45, 1.0, 1.3)
 HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
 GPU_EFFICIENCY = Efficiency(
-    Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), (ON_GPU, *SOURCES),
+    Range(0.45, 0.6, 0.85),
+    ATTENTION,
+    HBM,
+    Range(0.35, 0.7, 0.85),
+    Range(0.4, 0.8, 1.0),
+    (ON_GPU, *SOURCES),
     experts=EXPERTS,
-)  # fmt: skip
+)
 TPU_EFFICIENCY = Efficiency(
-    Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), (ON_TPU, *SOURCES),
-    experts=EXPERTS, curves=((GROUPED, Curve(1.0, 700)),),
-)  # fmt: skip
+    Range(0.45, 0.6, 0.95),
+    ATTENTION,
+    HBM,
+    Range(0.75, 0.9, 0.98),
+    Range(0.6, 0.85, 1.0),
+    (ON_TPU, *SOURCES),
+    experts=EXPERTS,
+    curves=((GROUPED, Curve(1.0, 700)),),
+)
 # A TPU's expected share in large products, from published step times of MaxText; solved again from one to three rows a
 # chip (checks.speed.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
 MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}

@@ -87,7 +87,7 @@ MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=F
 # llm-foundry: PyTorch under FSDP without a compiler, FlashAttention 2. torchtitan: with a compiler.
 EAGER_TRAITS = dataclasses.replace(
     MEGATRON_TRAITS, attention_kernel="flash2", passes=EAGER_PASSES, block_passes=EAGER_PASSES
-)  # fmt: skip
+)
 TORCHTITAN_TRAITS = dataclasses.replace(MEGATRON_TRAITS, attention_kernel="flash2")
 # This trainer as it was timed on an H100 (checks/results/gpu.md).
 TIMED_TRAITS = dataclasses.replace(OUR_TRAITS, wide_outputs=True)

@@ -6,6 +6,7 @@ states; a collective what a ring takes. Of the traffic that nothing waits for, a
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
@@ -31,6 +32,14 @@ LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz
 # of a small scan (QuantEcon/lecture-python-programming, issue 440).
 TURN_S = 8.2e-6
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
+
+
+class Work(NamedTuple):
+    """What a step does: operations, transfers, and the idle ends of its pipeline over its busy time."""
+
+    ops: tuple[Operation, ...]
+    moves: tuple[Transfer, ...]
+    lost: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +74,10 @@ def step_time(
 ) -> StepTime:
     """One optimizer step of a config whose layout is resolved. BadInput if the chip lacks a unit for the precision."""
     efficiency = efficiency or default_efficiency(machine)
-    ops, moves, lost = (
-        by_size(operations.step_operations(static, machine, traits), efficiency),
-        step_transfers(static, traits),
-        idle_share(static),
-    )
-    expected = _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)
-    low_s, high_s = (
-        _step_end(static, machine, efficiency, end, ops, moves, lost, expected["total_s"]) for end in ("high", "low")
-    )
+    ops = by_size(operations.step_operations(static, machine, traits), efficiency)
+    work = Work(ops, step_transfers(static, traits), idle_share(static))
+    expected = _step_parts(static, machine, _shares_at(efficiency), work)
+    low_s, high_s = (_step_end(static, machine, efficiency, end, work, expected["total_s"]) for end in ("high", "low"))
     tokens = static.global_batch * static.model.seq_len
     flops = count.flops_per_token(static.model)["exact"]
     peak = peak_of_unit(machine, POLICIES[static.precision].unit)[0]
@@ -82,10 +86,17 @@ def step_time(
         return flops * tokens / (total_s * static.layout.devices * peak)
 
     return StepTime(
-        **expected, low_s=low_s, high_s=high_s, mfu=mfu(expected["total_s"]), mfu_low=mfu(high_s), mfu_high=mfu(low_s),
+        **expected,
+        low_s=low_s,
+        high_s=high_s,
+        mfu=mfu(expected["total_s"]),
+        mfu_low=mfu(high_s),
+        mfu_high=mfu(low_s),
         tokens_per_s=tokens / expected["total_s"],
-        flops_per_token=flops, peak_flops=peak, assumptions=describe_assumptions(static, machine, efficiency, traits),
-    )  # fmt: skip
+        flops_per_token=flops,
+        peak_flops=peak,
+        assumptions=describe_assumptions(static, machine, efficiency, traits),
+    )
 
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
@@ -96,14 +107,17 @@ def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits:
 
 
 def expected_of(
-    static: Static, machine: Machine, efficiency: Efficiency, ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...], idle: float | None = None,
-) -> float:  # fmt: skip
+    static: Static,
+    machine: Machine,
+    efficiency: Efficiency,
+    ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...],
+    idle: float | None = None,
+) -> float:
     """`expected_s` of these operations and transfers. `idle`: the pipeline's, over its busy time, if not the step's."""
     lost = idle_share(static) if idle is None else idle
-    seconds: float = _step_parts(static, machine, _shares_at(efficiency), by_size(ops, efficiency), moves, lost)[
-        "total_s"
-    ]
+    work = Work(by_size(ops, efficiency), moves, lost)
+    seconds: float = _step_parts(static, machine, _shares_at(efficiency), work)["total_s"]
     return seconds
 
 
@@ -135,20 +149,10 @@ def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
 
 
 def _step_end(
-    static: Static,
-    machine: Machine,
-    efficiency: Efficiency,
-    end: str,
-    ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...],
-    lost: float,
-    expected_s: float,
+    static: Static, machine: Machine, efficiency: Efficiency, end: str, work: Work, expected_s: float
 ) -> float:
     """Seconds with efficiencies at one end of their ranges: each alone, added as independent errors."""
-    alone = (
-        _step_parts(static, machine, _shares_at(efficiency, **{field: end}), ops, moves, lost)["total_s"]
-        for field in FIELDS
-    )
+    alone = (_step_parts(static, machine, _shares_at(efficiency, **{field: end}), work)["total_s"] for field in FIELDS)
     moved = math.sqrt(sum((seconds - expected_s) ** 2 for seconds in alone))
     return expected_s + (moved if end == "low" else -moved)
 
@@ -158,22 +162,15 @@ def idle_share(static: Static) -> float:
     return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
 
 
-def _step_parts(
-    static: Static,
-    machine: Machine,
-    at: dict[str, float],
-    ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...],
-    lost: float,
-) -> dict:
+def _step_parts(static: Static, machine: Machine, at: dict[str, float], work: Work) -> dict:
     """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
     layout, overlap = static.layout, at["overlap"]
     at = at | {name: at[name] * at["measured"] for name in RATES}
-    (compute, hbm), update = _compute_seconds(static, machine, ops, at)
+    (compute, hbm), update = _compute_seconds(static, machine, work.ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
     durations = [
         (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
-        for move in moves
+        for move in work.moves
     ]
     for move, took in durations:
         (hideable if move.hidden else waited)[move.axis] += took
@@ -185,7 +182,7 @@ def _step_parts(
     rows = sum(took for move, took in durations if move.sends_rows)
     rows *= exposed[EXPERT_AXIS] / (waited[EXPERT_AXIS] + hideable[EXPERT_AXIS]) if rows else 0.0
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends + rows
-    bubble_s = lost * ticking
+    bubble_s = work.lost * ticking
     return {
         "compute_s": compute + update[0],
         "hbm_s": hbm + update[1],

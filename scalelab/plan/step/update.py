@@ -37,9 +37,16 @@ def update_operations(static: Static) -> list[Operation]:
 def _update_key(static: Static) -> Static:
     """`static` with what the optimizer's update does not depend on at its default."""
     return with_fields(
-        static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
-        model=static.model.plain, ema=False,
-    )  # fmt: skip
+        static,
+        layout=Layout(),
+        global_batch=1,
+        accumulate=1,
+        batch_ramp=(),
+        documents="cross",
+        seq_warmup=False,
+        model=static.model.plain,
+        ema=False,
+    )
 
 
 @functools.cache

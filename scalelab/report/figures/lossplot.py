@@ -151,8 +151,10 @@ def _contours(
     set_log_axis(ax, "y")
     ax.set(xlabel="C (FLOPs)", ylabel=f"N ({fitted.n_convention})", title=f"Contours of the fitted {fitted.law.target}")
     ax.set(xlim=(C_at[0], C_at[-1]), ylim=(N_at[0], N_at[-1]))
-    return [{"kind": "contour", "C": c, "N": n, "fitted": y}
-            for c, n, y in zip(grid_C.ravel(), grid_N.ravel(), loss.ravel(), strict=True)]  # fmt: skip
+    return [
+        {"kind": "contour", "C": c, "N": n, "fitted": y}
+        for c, n, y in zip(grid_C.ravel(), grid_N.ravel(), loss.ravel(), strict=True)
+    ]
 
 
 def _name_sizes(fig: Figure, axes: Sequence[Axes], colours: Mapping[Any, str], title: str) -> None:

@@ -174,8 +174,16 @@ def plot_isolated(rows: Sequence[Mapping[str, Any]], key: str, scale: str, inter
         if above:
             places = [place(row[key]) for row in above]
             name = f"{len(above)} above, to {losses[-1]:.4g}"
-            ax.plot(places, [0.985] * len(above), "^", color=MUTED, ms=5, label=name, clip_on=False,
-                    transform=ax.get_xaxis_transform())  # fmt: skip
+            ax.plot(
+                places,
+                [0.985] * len(above),
+                "^",
+                color=MUTED,
+                ms=5,
+                label=name,
+                clip_on=False,
+                transform=ax.get_xaxis_transform(),
+            )
     if scale != "linear":
         set_log_axis(ax)
     ax.set(xlabel=f"1 - {key}" if scale == "one_minus" else key, ylabel=LOSS_LABEL, title=f"losses over {key}")

@@ -112,9 +112,13 @@ def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def predict_once(
-    study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None,
-    worth: float = WORTH, target_flops: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    study: Ablation,
+    folder: pathlib.Path,
+    rows: Sequence[Mapping[str, Any]],
+    fix: Mapping[str, float] | None,
+    worth: float = WORTH,
+    target_flops: float | None = None,
+) -> dict[str, Any]:
     """The multiplier of every variant at the largest rung from the others, written before that rung starts.
 
     And the criterion of the verdicts at the target, which needs no multiplier.
@@ -195,9 +199,14 @@ def score_study(
     prediction = files.read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
     estimates = multiplier(
-        rows, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS, worth=worth,
+        rows,
+        baseline=study.baseline.name,
+        target_flops=target_flops,
+        fix=fix,
+        curve_points=CURVE_POINTS,
+        worth=worth,
         family=len(study.sides) - 1,
-    )  # fmt: skip
+    )
     variants = []
     for side in study.sides[1:]:
         estimate = estimates[side.name]

@@ -118,9 +118,13 @@ def known_law(study: Ablation, rows: Sequence[Mapping[str, Any]]) -> tuple[Mappi
 
 
 def smallest_shown(
-    study: Ablation, noise: float, correlation: float, target: float, law: Mapping[str, float] = USUAL_LAW,
+    study: Ablation,
+    noise: float,
+    correlation: float,
+    target: float,
+    law: Mapping[str, float] = USUAL_LAW,
     worth: float = WORTH,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """The least multiplier at the target that these rungs and seeds would adopt in 80 % of studies."""
     if study.seeds > 1 and noise * (1 - correlation) < LEAST_NOISE:  # pairs that differ by nothing show any effect
         return worth

@@ -25,10 +25,13 @@ def describe_design(answer: SweepAnswer) -> list[str]:
     ]
     best = answer.with_verdict(BEST)
     for setting in best[:MOST_NAMED]:
-        where, what = ({key: v for key, v in setting.values.items() if (key in answer.design) == (side == 0)}
-                       for side in range(2))  # fmt: skip
-        lines.append(f"With {name_setting(where)}: best {name_setting(what)}, loss {mean_text(setting)}"
-                     f"{name_equals(answer, setting)}.")  # fmt: skip
+        where, what = (
+            {key: v for key, v in setting.values.items() if (key in answer.design) == (side == 0)} for side in range(2)
+        )
+        lines.append(
+            f"With {name_setting(where)}: best {name_setting(what)}, loss {mean_text(setting)}"
+            f"{name_equals(answer, setting)}."
+        )
     if len(best) > MOST_NAMED:
         lines.append(f"The best of {len(best) - MOST_NAMED} more are in the table.")
     return lines

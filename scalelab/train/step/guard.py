@@ -160,10 +160,19 @@ def decide(
     if clips is not None and skips is not None:
         accepted, clip = finite & ~skips, choose(clips, median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
-        accepted, clip, signal, action, restarted,
+        accepted,
+        clip,
+        signal,
+        action,
+        restarted,
         stack(left_out, jnp.int32) if rule.leaves_out else np.array([0, -1], np.int32),
-        values, threshold, sigmas, limit, entering, window,
-    )  # fmt: skip
+        values,
+        threshold,
+        sigmas,
+        limit,
+        entering,
+        window,
+    )
 
 
 def _choose_action(

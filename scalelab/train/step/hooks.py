@@ -136,8 +136,9 @@ def refuse_unsupported(static: Static) -> None:
     named = {"train.loss": static.own_loss, "eval.metrics": static.own_eval_metrics}
     for key, name in named.items():
         if name and static.layout.stage > 1:
-            raise BadInput(f"{key}={name!r} needs the last hidden states in one piece: parallel.stage=1, not "
-                           f"{static.layout.stage}")  # fmt: skip
+            raise BadInput(
+                f"{key}={name!r} needs the last hidden states in one piece: parallel.stage=1, not {static.layout.stage}"
+            )
     if find_optimizer(static.optim.name).curvature and transformer.variable_declarations(static.model):
         raise BadInput(
             f"model.block={static.model.block!r} has variables that are not parameters, which "

@@ -90,10 +90,16 @@ def init_guard(rule: Guard) -> Any:
         return ()
     one = jnp.ones((), jnp.float32)
     return GuardState(
-        jnp.zeros((2, rule.window), jnp.float32), jnp.full(RECENT, jnp.inf, jnp.float32),
-        jnp.zeros(BLOCKS, jnp.int32), jnp.array(Counts(), jnp.int32), jnp.array(Marks(), jnp.float32),
-        jnp.zeros((), jnp.int32), jnp.full((MOST_JUMPS, 2), -1, jnp.int32), one, one,
-    )  # fmt: skip
+        jnp.zeros((2, rule.window), jnp.float32),
+        jnp.full(RECENT, jnp.inf, jnp.float32),
+        jnp.zeros(BLOCKS, jnp.int32),
+        jnp.array(Counts(), jnp.int32),
+        jnp.array(Marks(), jnp.float32),
+        jnp.zeros((), jnp.int32),
+        jnp.full((MOST_JUMPS, 2), -1, jnp.int32),
+        one,
+        one,
+    )
 
 
 def former_shapes(memory: GuardState) -> GuardState:

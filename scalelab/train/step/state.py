@@ -172,8 +172,9 @@ def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of a state on `mesh`: the target that a checkpoint is restored to."""
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
-        state_shapes(static), state_specs(static),
-    )  # fmt: skip
+        state_shapes(static),
+        state_specs(static),
+    )
 
 
 def model_variables(state: TrainState) -> Any:

@@ -258,8 +258,14 @@ def test_its_figures_show_every_group_and_the_law(capsys, sweep, tmp_path):
     optima = [row for row in rows if row["kind"] == "optimum" and row["setting"] == "lr"]
     assert [float(row["value"]) for row in optima] == pytest.approx([group["best"]["lr"] for group in result["groups"]])
     assert len([row for row in rows if row["kind"] == "run" and row["setting"] == "lr"]) == 360
-    lowest = [min(float(row["above"]) for row in rows if row["kind"] == "parabola" and row["N"] == one["N"]
-                  and row["D"] == one["D"] and row["setting"] == "lr") for one in optima]  # fmt: skip
+    lowest = [
+        min(
+            float(row["above"])
+            for row in rows
+            if row["kind"] == "parabola" and row["N"] == one["N"] and row["D"] == one["D"] and row["setting"] == "lr"
+        )
+        for one in optima
+    ]
     inside = [least for least, one in zip(lowest, optima, strict=True) if one["status"] == "used"]
     assert inside == pytest.approx([0] * len(inside), abs=0.01)
     with (tmp_path / "settings-law.csv").open() as file:

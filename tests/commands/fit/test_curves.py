@@ -130,8 +130,10 @@ def test_the_best_schedule_is_code_that_the_trainer_takes(capsys, table, tmp_pat
     best = result["best_schedule"]
     assert {name: gain["nats"] > 0 for name, gain in best["gains"].items()} == dict.fromkeys(OVERRIDES, True)
     assert result["predictions"][-1]["name"] == "best schedule"
-    (tmp_path / "mine.py").write_text("from scalelab.configs.tiny import get_config as base\n"
-        "def get_config():\n    c = base()\n    c.schedule.name = 'falls:lr'\n    return c\n")  # fmt: skip
+    (tmp_path / "mine.py").write_text(
+        "from scalelab.configs.tiny import get_config as base\n"
+        "def get_config():\n    c = base()\n    c.schedule.name = 'falls:lr'\n    return c\n"
+    )
     config = config_lib.load(str(tmp_path / "mine.py"), {"train.steps": 1001, "schedule.warmup_steps": 1})
     lr = schedules.schedule_curves(config, np.arange(1001))["lr"] / config.optim.peak_lr
     np.testing.assert_allclose(np.interp(best["places"], np.arange(1001) / 1000, lr), best["shares"], atol=0.02)

@@ -395,9 +395,14 @@ def test_approach_1_from_checkpoints(capsys, tmp_path):
     with (tmp_path / "t.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("run", "N", "D", "loss"), *rows])
     result = answer(
-        capsys, tmp_path / "t.csv", "--approach=1", "--cluster=run", "--method=envelope", "--bootstrap=20",
+        capsys,
+        tmp_path / "t.csv",
+        "--approach=1",
+        "--cluster=run",
+        "--method=envelope",
+        "--bootstrap=20",
         "--target-flops=1e12",
-    )  # fmt: skip
+    )
     assert result["a"] == pytest.approx(0.47 / 1.07, abs=0.05) and result["a"] + result["b"] == pytest.approx(
         1, abs=1e-6
     )

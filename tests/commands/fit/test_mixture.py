@@ -81,10 +81,15 @@ def test_the_authors_table_of_five_domains(tmp_path):
     )
     low, high = shares.min(0), shares.max(0)
     found = [
-        optimize.minimize(loss, begin, method="COBYQA", bounds=optimize.Bounds(low, high),
-                          constraints=optimize.LinearConstraint(np.ones(DOMAINS), 1, 1))
+        optimize.minimize(
+            loss,
+            begin,
+            method="COBYQA",
+            bounds=optimize.Bounds(low, high),
+            constraints=optimize.LinearConstraint(np.ones(DOMAINS), 1, 1),
+        )
         for begin in shares[::9]
-    ]  # fmt: skip
+    ]
     best = np.array(list(result["shares"].values()))
     assert (best >= low - 1e-9).all() and (best <= high + 1e-9).all()
     assert loss(best) <= min(each.fun for each in found) + 1e-6

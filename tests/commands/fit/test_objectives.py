@@ -32,9 +32,15 @@ def answer(capsys, *argv):
 )
 def test_other_tools_fits_of_the_same_points_can_be_posed(capsys, objective, rows, printed, units, tolerance):
     result = answer(
-        capsys, table_path("chinchilla/points.csv"), "--columns=N=Model Size,C=Training FLOP,loss=loss", *rows,
-        "--drop-top-loss=5", "--bootstrap=0", f"--objective={objective[0]}", *objective[1:],
-    )  # fmt: skip
+        capsys,
+        table_path("chinchilla/points.csv"),
+        "--columns=N=Model Size,C=Training FLOP,loss=loss",
+        *rows,
+        "--drop-top-loss=5",
+        "--bootstrap=0",
+        f"--objective={objective[0]}",
+        *objective[1:],
+    )
     assert result["n_rows"] == (217 if rows else 240)
     params = result["params"]
     A, B = params["A"] / units[0] ** params["alpha"], params["B"] / units[1] ** params["beta"]

@@ -152,8 +152,11 @@ def test_checkpoints_of_few_runs_are_fitted_with_a_warning(capsys, tmp_path):
 @pytest.mark.full
 def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
     """A text column that splits the rows is named with what mends it; one that says nothing is not."""
-    rows = [(metric, "abc"[i % 3], N, D, loss * factor) for metric, factor in (("c4", 1.0), ("bits per byte", 0.3))
-            for i, (_, N, D, loss, _) in enumerate(runs(noise=0.005))]  # fmt: skip
+    rows = [
+        (metric, "abc"[i % 3], N, D, loss * factor)
+        for metric, factor in (("c4", 1.0), ("bits per byte", 0.3))
+        for i, (_, N, D, loss, _) in enumerate(runs(noise=0.005))
+    ]
     path = write(tmp_path / "t.csv", "metric,lot,N,D,loss", rows)
     (finding,) = [each for each in answer(capsys, path)["design"] if each["kind"] == "two laws"]
     assert (

@@ -53,8 +53,10 @@ def params(tmp_path_factory):
 
 
 def test_a_german_table_gives_the_plain_tables_numbers(capsys, tmp_path, params):
-    rows = [(f"{n:,}".replace(",", "."), f"{d:.17g}".replace(".", ","), f" {loss:.17g} ".replace(".", ","))
-            for n, d, loss in PLAIN[1:]]  # fmt: skip
+    rows = [
+        (f"{n:,}".replace(",", "."), f"{d:.17g}".replace(".", ","), f" {loss:.17g} ".replace(".", ","))
+        for n, d, loss in PLAIN[1:]
+    ]
     path = tmp_path / "runs.csv"
     path.write_bytes(b"\xef\xbb\xbf" + text_of([(" Model Size ", "Tokens", "Final-Loss "), *rows], ";").encode())
     result = answer(capsys, path)
@@ -185,7 +187,7 @@ def undefined(S1, *, E: Coefficient, A: Coefficient, alpha: Exponent):
 
 def negative(S1, *, A: Coefficient, alpha: Exponent):
     return -A / S1**alpha - 1.0
-'''  # fmt: skip
+'''
 
 
 @pytest.fixture

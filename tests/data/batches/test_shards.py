@@ -46,8 +46,11 @@ print(open_dataset(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.arg
 def start(program, *arguments):
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def finished(cache):

@@ -121,9 +121,14 @@ def test_faults_of_both_kinds_of_sources_are_listed_at_once(tmp_path):
     corpora.write(tmp_path / "d" / "test.jsonl", corpora.json_lines(corpora.texts(9)))
     with pytest.raises(BadInput) as refusal:
         prepare(
-            tmp_path / "out", f"{tmp_path}/no.txt", web, f"{tmp_path}/d/*.jsonl?lang=en", tokenizer="bytes", chat=None,
+            tmp_path / "out",
+            f"{tmp_path}/no.txt",
+            web,
+            f"{tmp_path}/d/*.jsonl?lang=en",
+            tokenizer="bytes",
+            chat=None,
             val_sources=[f"{tmp_path}/none.txt", f"v={web}"],
-        )  # fmt: skip
+        )
     text = str(refusal.value)
     assert text.startswith("4 faults: ") and f"--source={tmp_path}/no.txt matches no file" in text
     assert f"--val-source={tmp_path}/none.txt matches no file" in text and "web.jsonl is in --source=" in text

@@ -65,8 +65,10 @@ def test_a_bpe_that_drops_what_it_lacks_raises(tmp_path):
 
 def test_the_cure_that_is_named_for_a_bpe_that_lacks_letters_cures_it(tmp_path):
     pieces, letters = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.ByteLevel.alphabet()
-    trainers_ = [trainers.BpeTrainer(special_tokens=["</s>"], show_progress=False, **more)
-                 for more in ({}, {"initial_alphabet": letters})]  # fmt: skip
+    trainers_ = [
+        trainers.BpeTrainer(special_tokens=["</s>"], show_progress=False, **more)
+        for more in ({}, {"initial_alphabet": letters})
+    ]
     lacking_one, whole = (saved(tmp_path / f"{i}.json", models.BPE(), each, pieces) for i, each in enumerate(trainers_))
     with pytest.raises(ValueError, match=r"lacks 'é'.*pre_tokenizers\.ByteLevel, and initial_alphabet=ByteLevel"):
         lacking_one.encode("café".encode())

@@ -46,9 +46,12 @@ def library_bpe(texts, vocab_size):
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<|endoftext|>"]
-    inner.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters, show_progress=False
-    ))  # fmt: skip
+    inner.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters, show_progress=False
+        ),
+    )
     return inner.to_str(pretty=False).encode()
 
 

@@ -25,9 +25,7 @@ def trained(tmp_path_factory):
 def edit(folder, target, change):
     """Edit the line of a (kind, step)."""
     kind, step = target
-    lines = [
-        line | change(line) if kind in line and line["step"] == step else line for line in lines_of(folder)
-    ]  # fmt: skip
+    lines = [line | change(line) if kind in line and line["step"] == step else line for line in lines_of(folder)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -46,8 +46,10 @@ def test_few_checks_can_not_say_no():
 def test_limits_do_not_follow_what_came_out(study):
     result = committed_results()[study]
     moved = [row | {"measured": 3 * row["measured"] + 1} for row in result["checks"]]
-    ends = [[(row["low"], row["high"], row["known"]) for row in limits.judge_checks(study, result | {"checks": checks})]
-            for checks in (result["checks"], moved)]  # fmt: skip
+    ends = [
+        [(row["low"], row["high"], row["known"]) for row in limits.judge_checks(study, result | {"checks": checks})]
+        for checks in (result["checks"], moved)
+    ]
     assert ends[0] == ends[1]
     assert limits.judge_checks(study, result) == result["checks"]  # the committed page is judged by this table
     assert set(limits.LIMITS[study]) <= {row["name"] for row in result["checks"]}

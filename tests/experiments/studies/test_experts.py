@@ -28,8 +28,10 @@ def count_by_hand(expansion, width):
 def losses(monkeypatch):
     monkeypatch.setattr(runs, "measure_model", count_by_hand)
     rng = np.random.default_rng(0)
-    return {cell: [law(cell) * np.exp(2e-3 * rng.standard_normal()) for _ in runs.SEEDS]
-            for cell in runs.list_cells(BUDGETS)}  # fmt: skip
+    return {
+        cell: [law(cell) * np.exp(2e-3 * rng.standard_normal()) for _ in runs.SEEDS]
+        for cell in runs.list_cells(BUDGETS)
+    }
 
 
 @pytest.mark.full
@@ -66,8 +68,10 @@ def test_the_law_is_recovered_and_predicts_the_larger_run(losses):
 def test_page_and_checks_follow_from_the_losses(losses):
     rows = [row for budget in BUDGETS for row in answers.compare_with_dense(losses, budget)]
     assert answers.count_falls(rows[-4:]) == 3 and rows[-1]["high"] < 0
-    arms = {arm: [{"loss": 2.0 + seed / 100, "imbalance": 1.5 + i, "entropy": 0.9, "idle": 0.0} for seed in runs.SEEDS]
-            for i, arm in enumerate(runs.BALANCES)}  # fmt: skip
+    arms = {
+        arm: [{"loss": 2.0 + seed / 100, "imbalance": 1.5 + i, "entropy": 0.9, "idle": 0.0} for seed in runs.SEEDS]
+        for i, arm in enumerate(runs.BALANCES)
+    }
     balance = answers.compare_balances(arms)
     assert balance["differences"]["imbalance"]["mean"] == pytest.approx(-1)
     expansion, width, budget = runs.larger_cell(BUDGETS)

@@ -36,8 +36,10 @@ def write_curves(folder, trials):
         every = trial.eval.every_steps
         factor = np.exp(1e-4 * rng.standard_normal()) * (1.1 if "-x2-" in name or "-x0.5-" in name else 1)
         steps = range(every, trial.train.steps + 1, every)
-        lines = [{"step": s, "tokens": s * runs.STEP_TOKENS, "val_loss": factor * law(N, s * runs.STEP_TOKENS)}
-                 for s in steps]  # fmt: skip
+        lines = [
+            {"step": s, "tokens": s * runs.STEP_TOKENS, "val_loss": factor * law(N, s * runs.STEP_TOKENS)}
+            for s in steps
+        ]
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

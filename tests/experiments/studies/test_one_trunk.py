@@ -74,8 +74,11 @@ def test_slopes_differences_and_drops_are_those_that_were_put_in():
     shifted = {cell: [a + 0.01, b + 0.03] for cell, (a, b) in losses.items()}
     overall = compare.mean_over_cells(shifted, losses)
     assert overall["mean"] == pytest.approx(0.02) and overall["error"] == pytest.approx(0.01)
-    rows = [{"lr": lr, "fall": lr * (1 - share), "drops": [lr**0.5 * (1 - share), 2 * lr**0.5 * (1 - share) ** 2]}
-            for lr in drop.LRS for share in drop.FINAL_SHARES]  # fmt: skip
+    rows = [
+        {"lr": lr, "fall": lr * (1 - share), "drops": [lr**0.5 * (1 - share), 2 * lr**0.5 * (1 - share) ** 2]}
+        for lr in drop.LRS
+        for share in drop.FINAL_SHARES
+    ]
     exponents = drop.fit_exponents(rows)
     assert exponents["within"]["mean"] == pytest.approx(1.5) and exponents["across"]["mean"] == pytest.approx(0.5)
 
@@ -83,8 +86,11 @@ def test_slopes_differences_and_drops_are_those_that_were_put_in():
 def test_checks_finding_page_and_figure_follow_from_the_result():
     rng = np.random.default_rng(1)
     own, branch = ({cell: [surface(cell, seed, rng) for seed in range(3)] for cell in CELLS} for _ in range(2))
-    rows = [{"lr": lr, "fall": lr * (1 - share), "drops": [lr * (1 - share) * f for f in (1, 2, 3)]}
-            for lr in drop.LRS for share in drop.FINAL_SHARES]  # fmt: skip
+    rows = [
+        {"lr": lr, "fall": lr * (1 - share), "drops": [lr * (1 - share) * f for f in (1, 2, 3)]}
+        for lr in drop.LRS
+        for share in drop.FINAL_SHARES
+    ]
     arms = {"own": own, "branch": branch}
     result = {
         "seeds": 3, "cells": compare.list_differences(branch, own), "overall": compare.mean_over_cells(branch, own),

@@ -120,8 +120,14 @@ def count(name):
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
     sizes = {key: leaf.numel() for key, leaf in model.named_parameters()}  # what is tied is named once
     each = getattr(config, "num_experts_per_tok", 1)  # a dense model has one expert, of which each token takes all
-    experts = next((getattr(config, key) for key in ("n_routed_experts", "num_experts", "num_local_experts")
-                    if hasattr(config, key)), 1)  # fmt: skip
+    experts = next(
+        (
+            getattr(config, key)
+            for key in ("n_routed_experts", "num_experts", "num_local_experts")
+            if hasattr(config, key)
+        ),
+        1,
+    )
     absent = ABSENT.get(name, {})
     parts = {what: {key: n for key, n in sizes.items() if re.search(pattern, key)} for pattern, what in absent.items()}
     ours = {key: n for key, n in sizes.items() if not any(key in part for part in parts.values())}

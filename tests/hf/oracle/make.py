@@ -127,9 +127,7 @@ def _continue_texts(torch, transformers, folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(prompt)["input_ids"]]])
         mask = torch.ones_like(ids)
-        out = model.eval().generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=count, max_length=None
-        )  # fmt: skip
+        out = model.eval().generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=count, max_length=None)
         tensors = digest(load_file(path / "model.safetensors"))
         texts[path.name] = {"tensors": tensors, "ids": out[0, ids.shape[1] :].tolist()}
     return texts
@@ -197,9 +195,16 @@ def _own_models(torch, transformers):
     import families
 
     llama = transformers.LlamaConfig(
-        vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
-    )  # fmt: skip
+        vocab_size=48,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        rope_theta=777.0,
+        rms_norm_eps=1e-4,
+    )
     gpt2 = transformers.GPT2Config(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=3)
     latent = {
         "vocab_size": 48, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -217,19 +222,43 @@ def _own_models(torch, transformers):
     small = {"vocab_size": 48, "hidden_size": 24, "num_attention_heads": 4, "max_position_embeddings": 16}
     small |= {"num_experts_per_tok": 2, "eos_token_id": None}
     mixtral = transformers.MixtralConfig(
-        **small, num_hidden_layers=2, num_key_value_heads=2, intermediate_size=16, num_local_experts=5,
+        **small,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        intermediate_size=16,
+        num_local_experts=5,
         sliding_window=6,
-    )  # fmt: skip
+    )
     qwen = transformers.Qwen3MoeConfig(
-        **small, num_hidden_layers=3, num_key_value_heads=2, head_dim=8, intermediate_size=20, norm_topk_prob=True,
-        moe_intermediate_size=16, num_experts=5, mlp_only_layers=[0], rope_theta=1e6,
-    )  # fmt: skip
+        **small,
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=20,
+        norm_topk_prob=True,
+        moe_intermediate_size=16,
+        num_experts=5,
+        mlp_only_layers=[0],
+        rope_theta=1e6,
+    )
     olmoe = transformers.OlmoeConfig(**small, num_hidden_layers=2, intermediate_size=16, num_experts=5, pad_token_id=0)
     deepseek = transformers.DeepseekV3Config(
-        **small, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=16, n_routed_experts=8, n_group=4,
-        topk_group=2, q_lora_rank=12, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5,
-        num_key_value_heads=4, first_k_dense_replace=1, n_shared_experts=2,
-    )  # fmt: skip
+        **small,
+        num_hidden_layers=2,
+        intermediate_size=20,
+        moe_intermediate_size=16,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=12,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=6,
+        v_head_dim=5,
+        num_key_value_heads=4,
+        first_k_dense_replace=1,
+        n_shared_experts=2,
+    )
     bf16, fp32 = torch.bfloat16, torch.float32
     for name, config, dtype, part in (
         *(("llama", llama, bf16, "8KB"), ("gpt2", gpt2, fp32, "1GB")),

@@ -68,10 +68,12 @@ def test_published_parameters_reproduce_their_published_curve():
 def test_derivatives_are_those_of_the_form(name, truth):
     """By hand against autodiff of the function in `forms`, at parameters off the optimum."""
     law = forms.CURVE_LAWS[name]
-    columns = stack_columns([
-        schedule_columns(curve, even_steps(curve, 12), name in forms.WARMUP_LAWS)
-        for curve in (make_curve(each, SCHEDULES[each](200)) for each in ("cosine", "two_step"))
-    ])  # fmt: skip
+    columns = stack_columns(
+        [
+            schedule_columns(curve, even_steps(curve, 12), name in forms.WARMUP_LAWS)
+            for curve in (make_curve(each, SCHEDULES[each](200)) for each in ("cosine", "two_step"))
+        ]
+    )
     target = law(columns, truth) * (1 + 0.01 * np.sin(np.arange(24)))
     objective = load_objective("mse_log")
     by_hand = CurveProblem(law, columns, target, objective)

@@ -248,9 +248,12 @@ def test_what_cannot_be_compared_is_refused():
 def test_datasets_of_gadre():
     """C4's own runs predict C4 better than those of RedPajama do, which the interval of the compute factor says."""
     fits = api.fit_groups(
-        str(table_path("gadre/runs.csv")), "dataset_name", columns={"N": "N", "D": "D", "loss": "loss_c4_val"},
-        cluster="none", bootstrap=100,
-    )  # fmt: skip
+        str(table_path("gadre/runs.csv")),
+        "dataset_name",
+        columns={"N": "N", "D": "D", "loss": "loss_c4_val"},
+        cluster="none",
+        bootstrap=100,
+    )
     (row,) = fits.compute.values()
     assert fits.names == ("rpj", "c4_original", "rw_original")
     assert row["c4_original"].factor.high < 1 and not fits.test.supported

@@ -151,9 +151,14 @@ def test_the_authors_mixtures_with_shares_of_zero_are_fitted_as_well_as_they_can
     path = table_path("active_sl/domain_mixture.csv")
     where = "group == '70M'"
     result = answer(
-        capsys, path, "--law=mixture5", "--columns=loss=loss_domain_1", f"--where={where}", "--bootstrap=0",
+        capsys,
+        path,
+        "--law=mixture5",
+        "--columns=loss=loss_domain_1",
+        f"--where={where}",
+        "--bootstrap=0",
         "--objective=mse_log",
-    )  # fmt: skip
+    )
     rows = [row for row in csv.DictReader(path.read_text().splitlines()) if row["group"] == "70M"]
     shares = np.array([[float(row[f"proportion_domain_{i}"]) for i in range(1, 6)] for row in rows])
     loss = np.array([float(row["loss_domain_1"]) for row in rows])

@@ -96,8 +96,12 @@ def test_a_broken_law_has_one_slope_before_and_another_after():
 
 def test_width_and_depth_add_two_terms():
     columns = columns_for("width_depth")
-    plain = law("chinchilla", {name: TRUTHS["width_depth"][name] for name in TRUTHS["chinchilla"]},
-                N=columns["N"], D=columns["D"])  # fmt: skip
+    plain = law(
+        "chinchilla",
+        {name: TRUTHS["width_depth"][name] for name in TRUTHS["chinchilla"]},
+        N=columns["N"],
+        D=columns["D"],
+    )
     added = 20.0 / columns["width"] ** 0.7 + 1.5 / columns["depth"] ** 0.9
     np.testing.assert_allclose(law("width_depth", **columns), plain + added, rtol=1e-12)
 

@@ -58,8 +58,11 @@ def test_the_best_granularity_by_an_independent_search():
         d = 64 * blocks
         D = 1.93e20 / ((12 * d * d * 6 + d * 64 * G * 14) * blocks)
         N = d * d * (8 * 64 + 4) * blocks
-        losses[G] = (params["c"] + (params["g"] / G ** params["gamma"] + params["a"]) / N ** params["alpha"]
-                     + params["b"] / D ** params["beta"]).min()  # fmt: skip
+        losses[G] = (
+            params["c"]
+            + (params["g"] / G ** params["gamma"] + params["a"]) / N ** params["alpha"]
+            + params["b"] / D ** params["beta"]
+        ).min()
     assert min(losses, key=losses.get) == 16.0 == krajewski.best_at(1.93e20, params)[2]
 
 

@@ -84,8 +84,10 @@ def test_chinchilla():
     for approach, exponents in chinchilla.TABLE_2.items():
         stored = golden["table2"][approach.replace(" ", "")]
         assert [[float(text), *ends] for text, ends in exponents] == [stored["a"], stored["b"]]
-    assert [list(map(float, r)) for r in zip(chinchilla.SIZES, chinchilla.FLOPS["approach 1"],
-            chinchilla.TOKENS["approach 1"], strict=True)] == golden["table3_approach1"]  # fmt: skip
+    assert [
+        list(map(float, r))
+        for r in zip(chinchilla.SIZES, chinchilla.FLOPS["approach 1"], chinchilla.TOKENS["approach 1"], strict=True)
+    ] == golden["table3_approach1"]
     columns = [chinchilla.SIZES] + [t[f"approach {i}"] for i in (2, 3) for t in (chinchilla.FLOPS, chinchilla.TOKENS)]
     table = np.array([list(map(float, column)) for column in columns]).T
     table[4, 3] *= 10  # the shared facts hold the mended value

@@ -17,8 +17,10 @@ LAW = load_law("farseer")
 def farseer_study(rows=411, noise=0.003, seed=0):
     """(columns, losses) as many as Farseer's runs, with some per mille noise."""
     random = np.random.default_rng(seed)
-    columns = {"N": np.exp(random.uniform(*np.log([2e8, 6.5e9]), rows)),
-               "D": np.exp(random.uniform(*np.log([3e9, 4e11]), rows))}  # fmt: skip
+    columns = {
+        "N": np.exp(random.uniform(*np.log([2e8, 6.5e9]), rows)),
+        "D": np.exp(random.uniform(*np.log([3e9, 4e11]), rows)),
+    }
     return columns, LAW(columns, TRUTHS["farseer"]) * np.exp(noise * random.standard_normal(rows))
 
 

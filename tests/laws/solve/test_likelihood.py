@@ -36,8 +36,10 @@ def test_the_scale_is_the_likeliest():
     for delta in (1e-3, 0.5, 5.0):
         result = minimize_scalar(
             lambda log_s, delta=delta: negative_log_likelihood(residuals, np.exp(log_s), delta),
-            bounds=(-25, 0), method="bounded", options={"xatol": 1e-10},
-        )  # fmt: skip
+            bounds=(-25, 0),
+            method="bounded",
+            options={"xatol": 1e-10},
+        )
         assert np.log(best_sigma(residuals, delta)) == pytest.approx(result.x, abs=1e-4)
 
 

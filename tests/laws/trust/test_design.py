@@ -119,8 +119,10 @@ def test_published_designs_pass():
     small = [r for r in rows if r["tok_mult"] == "20.0" and float(r["N"]) < 1e9]
     over = [r for r in rows if r["tok_mult"] == "320.0" and float(r["N"]) < 2e7]
     assert len(small + over) == 5  # Gadre et al. 2024, Table 2: five runs, M of 20 and 320, four parameters
-    five = {name: np.array([float(r[column]) for r in small + over]) for name, column in
-            {"N": "N", "D": "D", "C": "flops", "loss": "loss_c4_val"}.items()}  # fmt: skip
+    five = {
+        name: np.array([float(r[column]) for r in small + over])
+        for name, column in {"N": "N", "D": "D", "C": "flops", "loss": "loss_c4_val"}.items()
+    }
     assert kinds(check("overtraining", five))[0] == "few rows"
     six = [r for r in rows if r["tok_mult"] == "20.0"][:6]
     assert len(six) >= 5

@@ -212,9 +212,14 @@ def test_bca_is_scipys():
 def same_as_scipys_bca(data, statistic):
     n = len(data)
     theirs = scipy_bootstrap(
-        (np.arange(n),), lambda i: statistic(data[i]), n_resamples=4000, method="BCa", confidence_level=0.9,
-        vectorized=False, rng=0,
-    )  # fmt: skip
+        (np.arange(n),),
+        lambda i: statistic(data[i]),
+        n_resamples=4000,
+        method="BCa",
+        confidence_level=0.9,
+        vectorized=False,
+        rng=0,
+    )
     left_out = np.array([statistic(np.delete(data, i, axis=0)) for i in range(n)])
     ours = uncertainty.bca_interval(theirs.bootstrap_distribution, statistic(data), left_out, 0.9)
     spread = np.std(theirs.bootstrap_distribution)

@@ -191,8 +191,12 @@ def test_diverged_runs_are_counted():
 
 
 def test_a_baseline_that_does_not_learn_gives_no_exchange_rate():
-    rows = [{"side": s, "C": c, "seed": k, "loss": 2.0 + 0.01 * k + 0.02 * (s == "new")} for s in ("old", "new")
-            for c in (1e11, 4e11, 1.6e12) for k in range(3)]  # fmt: skip
+    rows = [
+        {"side": s, "C": c, "seed": k, "loss": 2.0 + 0.01 * k + 0.02 * (s == "new")}
+        for s in ("old", "new")
+        for c in (1e11, 4e11, 1.6e12)
+        for k in range(3)
+    ]
     assert "does not clearly fall with compute" in judge(rows).verdict
 
 

@@ -42,8 +42,13 @@ def test_no_affordable_subset_does_better(target, k, budget):
 
     def jacobian(model, params):
         steps = {name: 1e-5 * abs(value) for name, value in params.items()}
-        return np.stack([(model(params | {n: params[n] + h}) - model(params | {n: params[n] - h})) / (2 * h)
-                         for n, h in steps.items()], axis=-1)  # fmt: skip
+        return np.stack(
+            [
+                (model(params | {n: params[n] + h}) - model(params | {n: params[n] - h})) / (2 * h)
+                for n, h in steps.items()
+            ],
+            axis=-1,
+        )
 
     def log_loss(columns):
         return lambda params: np.log(loss_at(ChinchillaParams(**params), columns["N"], columns["D"]))

@@ -75,9 +75,10 @@ def test_before_hopper_cudnn_gets_a_mask_of_all_pairs(window):
 
 
 def test_cudnn_has_both_windows_where_layers_alternate():
-    windows = [config["sliding_window_length"] for _, config, _ in cudnn_calls(
-        lowered("cudnn", "cuda", 1024, 64, documents=True, window=600, flagged=True)
-    )]  # fmt: skip
+    windows = [
+        config["sliding_window_length"]
+        for _, config, _ in cudnn_calls(lowered("cudnn", "cuda", 1024, 64, documents=True, window=600, flagged=True))
+    ]
     assert sorted(windows) == [0, 0, 600, 600]
 
 

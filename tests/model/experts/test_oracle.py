@@ -94,9 +94,11 @@ def mlp(of, params, x):
 def loop(of, params, x_BSD, weights_BSD, counts_BS, variables):
     """The same of a loop over experts, each on all tokens, without jit."""
     logits = x_BSD @ params["router"]["w"]
-    scores = 1 / (1 + jnp.exp(-logits)) if of.router_scores == "sigmoid" else jnp.exp(logits) / jnp.sum(
-        jnp.exp(logits), -1, keepdims=True
-    )  # fmt: skip
+    scores = (
+        1 / (1 + jnp.exp(-logits))
+        if of.router_scores == "sigmoid"
+        else jnp.exp(logits) / jnp.sum(jnp.exp(logits), -1, keepdims=True)
+    )
     ranks = np.array(jax.lax.stop_gradient(scores)) + (variables["bias"]["v"] if "bias" in variables else 0.0)
     size = E // of.router_groups
     chosen = np.zeros((B, S, of.n_experts))

@@ -130,8 +130,10 @@ def count_flops(text):
     times = program.count_calls(computations, entry)
     return sum(
         times[name] * timeline._flops(line, {each.name: each.type for each in lines})
-        for name, lines in computations.items() if times.get(name) for line in lines
-    )  # fmt: skip
+        for name, lines in computations.items()
+        if times.get(name)
+        for line in lines
+    )
 
 
 @pytest.mark.slow

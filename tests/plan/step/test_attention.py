@@ -23,9 +23,12 @@ from tests.tables import table_path
 LLAMA = config_lib.static(config_lib.load(str(pathlib.Path(__file__).parents[3] / "configs/recipes/llama3_8b.py")))
 LLAMA = dataclasses.replace(LLAMA, layout=Layout(fsdp=8), accumulate=128)
 LONG = dataclasses.replace(
-    LLAMA, model=dataclasses.replace(LLAMA.model, seq_len=131_072, remat="full"), global_batch=64, accumulate=8,
+    LLAMA,
+    model=dataclasses.replace(LLAMA.model, seq_len=131_072, remat="full"),
+    global_batch=64,
+    accumulate=8,
     layout=Layout(fsdp=8, context=8),
-)  # fmt: skip
+)
 
 
 def model(static, **changes):
@@ -130,5 +133,8 @@ def test_windows_in_a_ring_are_in_blocks():
     assert softmax_bytes(some, h100) == pytest.approx(softmax_bytes(all_, h100) / 2)
     assert keys_per_query(some, h100) == pytest.approx((keys_per_query(all_, h100) + keys_per_query(LONG, h100)) / 2)
     advice = advise_changes(all_, h100)
-    assert advice and all("in a ring it knows no window" in option.notes[-1] for option in advice if
-                          option.changes.get("parallel.context", 8) > 1)  # fmt: skip
+    assert advice and all(
+        "in a ring it knows no window" in option.notes[-1]
+        for option in advice
+        if option.changes.get("parallel.context", 8) > 1
+    )

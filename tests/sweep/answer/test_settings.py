@@ -59,7 +59,11 @@ def test_values_of_any_kind_make_settings():
 
 def test_what_was_chosen_names_a_setting_and_not_what_follows_from_it():
     """Seen: a sweep of d_model was a table of d_ff, which comes before it in the alphabet."""
-    rows = [{"model.d_ff": 3 * d, "model.d_model": d, LR: lr, "schedule.warmup_steps": int(1e4 * lr), SEED_KEY: seed}
-            for d in (16, 32) for lr in (1e-3, 1e-2) for seed in (0, 1)]  # fmt: skip
+    rows = [
+        {"model.d_ff": 3 * d, "model.d_model": d, LR: lr, "schedule.warmup_steps": int(1e4 * lr), SEED_KEY: seed}
+        for d in (16, 32)
+        for lr in (1e-3, 1e-2)
+        for seed in (0, 1)
+    ]
     assert setting_keys(rows) == ["model.d_model", LR]
     assert setting_keys(rows[:2]) == [] and setting_keys(rows[:4]) == [LR]

@@ -36,8 +36,9 @@ def cluster(tmp_path, monkeypatch):
 def test_options_of_sbatch_come_from_arguments_and_files(tmp_path):
     argv = ["--slurm.cpus_per_task=4", "--slurm.exclusive", "--workdir=a", "--slurm.mem=1G=2"]
     assert executor_options.split_slurm_options(argv) == (
-        {"cpus-per-task": "4", "exclusive": "", "mem": "1G=2"}, ["--workdir=a"],
-    )  # fmt: skip
+        {"cpus-per-task": "4", "exclusive": "", "mem": "1G=2"},
+        ["--workdir=a"],
+    )
     file = tmp_path / "options"
     file.write_text("#!/bin/bash\n# mine\n\n#SBATCH --partition=gpu\n--time = 4:00:00\nexclusive\n--mem 8G \n")
     settings = {"partition": "gpu", "time": "4:00:00", "exclusive": "", "mem": "8G"}

@@ -54,10 +54,15 @@ def test_each_index_of_the_jobset_trains_one_pack(tmp_path, monkeypatch):
     (tmp_path / "scalelab").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     outputs = [
-        subprocess.run(container["command"], env={"PATH": path, "JOB_COMPLETION_INDEX": str(i)}, capture_output=True,
-                       text=True, check=True).stdout
+        subprocess.run(
+            container["command"],
+            env={"PATH": path, "JOB_COMPLETION_INDEX": str(i)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for i in range(job["completions"])
-    ]  # fmt: skip
+    ]
     packs = [re.search(r"--pack=(\w+)", line)[1] for line in lines]
     assert outputs == [f"sweep --workdir=/sweep --pack={pack}\n" for pack in packs] and len(set(packs)) == 3
     sky = (tmp_path / "s" / "manifest" / "skypilot.yaml").read_text()

@@ -71,8 +71,10 @@ def test_a_folder_s_pack_runs_no_code_that_the_command_line_does_not_name(code, 
     folder = stranger(tmp_path / "s", name, config.parent)
     assert main(["sweep", f"--workdir={folder}", f"--pack={PACK}"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"{folder}/packs/{PACK}/job.json says itself which code may run, which doesn't count: " \
-        "pass --trust, or --config"  # fmt: skip
+    assert (
+        lines[0] == f"{folder}/packs/{PACK}/job.json says itself which code may run, which doesn't count: "
+        "pass --trust, or --config"
+    )
     assert f"if you trust it: --trust={name}" in lines[-1]
     assert not ran.exists() and not (folder / "runs").exists()
 

@@ -50,8 +50,11 @@ def saves(tmp_path_factory):
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("saves"))],
-        cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, text=True, capture_output=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

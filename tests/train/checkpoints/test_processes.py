@@ -100,10 +100,14 @@ def answers(tmp_path_factory):
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(port), str(folder)],
-            env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=env,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank in range(PROCESSES)
-    ]  # fmt: skip
+    ]
     outputs = [ended(process) for process in processes]
     assert [process.returncode for process in processes] == [0] * PROCESSES, outputs
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs], folder

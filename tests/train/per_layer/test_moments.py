@@ -51,9 +51,8 @@ def fetches(jaxpr):
         if equation.primitive.name == "device_put":
             pairs = zip(equation.invars, equation.outvars, strict=True)
             yield from (
-                y.aval.shape for x, y in pairs
-                if x.aval.memory_space == jax.memory.Space.Host != y.aval.memory_space
-            )  # fmt: skip
+                y.aval.shape for x, y in pairs if x.aval.memory_space == jax.memory.Space.Host != y.aval.memory_space
+            )
         for part in jax.extend.core.jaxprs_in_params(equation.params):
             yield from fetches(part)
 

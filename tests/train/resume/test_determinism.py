@@ -20,8 +20,9 @@ def test_a_first_life_writes_its_choice_of_kernels_and_every_later_one_reads_it(
     stored = tmp_path / "autotuned.textproto"
     first = determinism.deterministic_xla_flags(tmp_path)
     assert first == [
-        "--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{stored}"',
-    ]  # fmt: skip
+        "--xla_gpu_exclude_nondeterministic_ops=true",
+        f'--xla_gpu_dump_autotune_results_to="{stored}"',
+    ]
     stored.write_text("version: 3\n")
     assert determinism.deterministic_xla_flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{stored}"']
 

@@ -106,8 +106,11 @@ def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, 
             "6N", "chinchilla", "exact")), strict=True)}}  # fmt: skip
     assert (ledger["position"], ledger["sequences"]) == ((120 + BY) * 8, 120 * 8)  # passed-over batches are not read
     assert record["rewinds"]["1"]["severity"] == 1 and listing.read_run(folder)["rewinds"] == 1
-    assert all("rewinds" in manifest.read_manifest(folder / "checkpoints" / str(s))["facts"]["run"]
-               for s in manifest.list_steps(folder / "checkpoints") if s > 60)  # fmt: skip
+    assert all(
+        "rewinds" in manifest.read_manifest(folder / "checkpoints" / str(s))["facts"]["run"]
+        for s in manifest.list_steps(folder / "checkpoints")
+        if s > 60
+    )
     again = train_single(config(), folder)  # nothing left to do, and nothing done twice
     assert again["params_digest"] == spared["params_digest"]
 

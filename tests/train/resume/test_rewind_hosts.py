@@ -41,9 +41,13 @@ def start(folder, data, point="", more=(), devices=1, **changes):
     code = f"import sys; from {__name__} import train_host; train_host(*sys.argv[1:])"
     env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"}
     return subprocess.Popen(
-        [sys.executable, "-c", code, data, point, *arguments], cwd=ROOT, env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", code, data, point, *arguments],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def pair(folder, points=("", "")):

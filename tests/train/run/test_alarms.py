@@ -287,8 +287,9 @@ def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_g
         call = read_series(run, losses, norms, reports=reports).call
         shapes = [e["signal"] for e in guard_events(tmp_path / policy) if e["signal"] in incident.SHAPES]
         assert shapes == ["growing", "benign"] and (call is not None) == called and run.status == "running"
-    call = read_series(opened(tmp_path / "call", **options, **{"guard.policy": "rewind"}), losses, norms,
-                       reports=reports).call  # fmt: skip
+    call = read_series(
+        opened(tmp_path / "call", **options, **{"guard.policy": "rewind"}), losses, norms, reports=reports
+    ).call
     assert call == Call(317, "growing", 300, 315)
 
 

@@ -74,8 +74,13 @@ def test_each_evaluation_says_every_source(whole):
 def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whole):
     """Scored by the one-source path: the same weights, on a dataset that holds `code` only."""
     both = dataset(web=5000, code=2000)
-    alone = type(both)((both.parts[1],), *[getattr(both, f) for f in ("vocab_size", "separator", "fingerprint")], 1.5,
-                       None, both.description)  # fmt: skip
+    alone = type(both)(
+        (both.parts[1],),
+        *[getattr(both, f) for f in ("vocab_size", "separator", "fingerprint")],
+        1.5,
+        None,
+        both.description,
+    )
     monkeypatch.setattr(single, "open_dataset", lambda _: alone)
     changed = {"data__mixture": "", "data__unique_tokens": "", "train__init_from": f"{whole[0]}@12"}
     run_of(tmp_path / "run", **changed)

@@ -45,8 +45,12 @@ def strange(tmp_path_factory):
     arguments = ["train", "--config=configs/tiny.py", f"--workdir={folder}", *OVERRIDES]
     done = subprocess.run(
         [sys.executable, "-c", NETWORK, json.dumps(arguments)],
-        cwd=ROOT, env=os.environ | SECRETS, text=True, capture_output=True, umask=0o022,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | SECRETS,
+        text=True,
+        capture_output=True,
+        umask=0o022,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 

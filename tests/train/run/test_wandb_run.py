@@ -74,8 +74,10 @@ def sweep(tmp_path_factory):
         run_sweep(folder, trials, shown.append)
         go_back(folder, trials, 2, last=4)
         records.write_event(folder / "runs" / "a", "note", 2, "the disk was full")
-        longer = {name: config(train__seed=seed, train__steps=6, schedule__name="constant", **log)
-                  for name, seed in (("a", 0), ("b", 3))}  # fmt: skip
+        longer = {
+            name: config(train__seed=seed, train__steps=6, schedule__name="constant", **log)
+            for name, seed in (("a", 0), ("b", 3))
+        }
         assert set(run_sweep(folder, longer, lambda _: None).values()) == {"done"}
     return folder, shown
 
@@ -122,9 +124,14 @@ def test_the_user_is_told_once_how_to_upload_and_wandb_lists_these_folders(sweep
     (note,) = [fact["note"] for fact in shown if "W&B" in fact.get("note", "")]
     command = re.fullmatch(r"W&B: offline, to upload later: wandb (sync .*)", note)[1]
     listing = subprocess.run(
-        f"{sys.executable} -m wandb {command} --dry-run --yes", shell=True, capture_output=True, text=True, check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, cwd=folder,
-    )  # fmt: skip
+        f"{sys.executable} -m wandb {command} --dry-run --yes",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=folder,
+    )
     for name in "ab":
         for part in (folder / "runs" / name / "wandb").glob("offline-run-*"):
             assert part.name in listing.stdout + listing.stderr
@@ -302,9 +309,14 @@ def test_online_a_resumed_run_sends_what_the_server_lacks_and_a_lost_server_is_o
     def log(first, last, before_rows=lambda: None):
         command = [sys.executable, "-c", ONLINE, str(tmp_path / "run"), str(first), str(last)]
         process = subprocess.Popen(
-            command, env=child_environment(**options), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+            command,
+            env=child_environment(**options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         shown = process.stdout.readline()
         before_rows()
         rest, errors = process.communicate("\n")

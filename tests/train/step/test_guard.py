@@ -80,8 +80,10 @@ def sigma_rule(losses, norms, window=128, minimum=64, k=6.0):
     skips = []
     for i in range(len(losses)):
         past = [np.float64(x[max(0, i - window) : i]) for x in (losses, norms)]
-        over = [x[i] - p.mean() > k * p.std(ddof=1) if i + 1 >= minimum else False
-                for x, p in zip((losses, norms), past, strict=True)]  # fmt: skip
+        over = [
+            x[i] - p.mean() > k * p.std(ddof=1) if i + 1 >= minimum else False
+            for x, p in zip((losses, norms), past, strict=True)
+        ]
         skips.append(any(over))
     return np.array(skips)
 

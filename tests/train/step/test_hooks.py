@@ -209,9 +209,10 @@ def test_samples_of_a_block_of_ones_own_are_the_likeliest_tokens_one_by_one():
     params = transformer.init_params(shape, jax.random.key(1))
     model = subject.make_evaluated_model(Weights(resolved, params, {"run": "x"}))
     tokenizer = type(
-        "Bytes", (),
+        "Bytes",
+        (),
         {"kind": "bytes", "separator": 0, "vocab_size": 256, "encode": lambda text: np.frombuffer(text, np.uint8)},
-    )  # fmt: skip
+    )
     (drawn,) = sample.draw_samples(model, tokenizer, "ab", 4, 1, sample.SamplingOptions(temperature=0))
     ids = [0, *b"ab"]
     for _ in range(4):

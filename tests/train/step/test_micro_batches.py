@@ -218,7 +218,7 @@ def test_all_devices_of_a_mesh_leave_out_the_same_micro_batch():
         ({"train.accumulate": 1}, r"train\.accumulate=1 the only micro-batch is the step; nearest: guard\.skip=step"),
         ({"guard.policy": "watch"}, r"guard\.skip='micro_batch' has no effect with guard\.policy='watch'"),
     ],
-)  # fmt: skip
+)
 def test_a_micro_batch_is_not_left_out_without_others_or_by_a_guard_that_only_looks(changes, line):
     with pytest.raises(BadInput, match=line):
         config_lib.resolve(override(tiny.get_config(), SKIPS | changes))

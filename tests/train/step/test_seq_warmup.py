@@ -82,8 +82,13 @@ BASE = {"model__seq_len": 100, "train__global_batch": 8, "train__steps": 60, "sc
 
 
 def test_the_length_grows_linearly_in_the_tokens_seen():
-    growing = config(**BASE, schedule__seq_warmup_tokens=32_000, train__accumulate=4, schedule__batch_start=4,
-                     schedule__batch_warmup_tokens=8_000)  # fmt: skip
+    growing = config(
+        **BASE,
+        schedule__seq_warmup_tokens=32_000,
+        train__accumulate=4,
+        schedule__batch_start=4,
+        schedule__batch_warmup_tokens=8_000,
+    )
     result = schedules.schedule_curves(growing, np.arange(60))["seq_len"]
     for at in range(60):
         seen = schedule_steps.tokens_before(growing, at)  # half batches at first

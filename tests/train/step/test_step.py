@@ -283,11 +283,13 @@ def test_golden_metrics_of_two_steps():
     _, log = steps(static, init(static, h), tokens, jnp.int32(2), h)
     result = {name: tuple(float(x) for x in log[name]) for name in GOLDEN}
     np.testing.assert_allclose(
-        [result[name] for name in GOLDEN], list(GOLDEN.values()), rtol=1e-5,
+        [result[name] for name in GOLDEN],
+        list(GOLDEN.values()),
+        rtol=1e-5,
         err_msg="The arithmetic of the default step changed. If you meant to change what is computed (initialisation, "
         "model, loss, optimizer, schedule, or a default in configs/), say so in the commit and set GOLDEN of scalelab/"
         f"testing/golden.py to {result}. A refactoring or a faster kernel must leave these numbers alone.",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

@@ -14,11 +14,18 @@ def run_curve_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit and predict: (lines for a person, the JSON object). BadInput if sources or options contradict."""
     columns = parse_columns(options.columns, curves_lib.FIELDS)
     study = api.predict_curves(
-        options.sources, options.law, columns=columns, predict_run=options.predict_run,
-        schedule_of=options.schedule_of, best_schedule=options.best_schedule,
-        objective=options.objective or "huber_log", delta=options.delta,
-        bootstrap=options.bootstrap, seed=options.seed, level=options.level or 0.9,
-    )  # fmt: skip
+        options.sources,
+        options.law,
+        columns=columns,
+        predict_run=options.predict_run,
+        schedule_of=options.schedule_of,
+        best_schedule=options.best_schedule,
+        objective=options.objective or "huber_log",
+        delta=options.delta,
+        bootstrap=options.bootstrap,
+        seed=options.seed,
+        level=options.level or 0.9,
+    )
     fitted, predictions, notes = study.fitted, study.predictions, study.notes
     lines = [*notes, *text.describe_curves(fitted)]
     lines += [line for prediction in predictions for line in text.describe_prediction(prediction, fitted)]

@@ -21,7 +21,7 @@ SAMPLES_LOOKED_AT = 8
 SAMPLE_ENDINGS = {
     *("txt", "text", "md", "html", "transcript", "json", "cls", "id", "npy", "npz", "pth", "pyd"),
     *("jpg", "jpeg", "png", "webp", "mp3", "wav", "flac", "mp4", "ogg", "m4a"),
-}  # fmt: skip
+}
 
 Member = tuple[str, Callable[[], bytes]]  # name, and a function that reads the content
 

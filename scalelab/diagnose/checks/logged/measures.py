@@ -40,10 +40,14 @@ def check_layers(evidence: Evidence) -> Findings | None:
     )  # fmt: skip
     return _verdict(
         evidence,
-        [each for line in evidence.layers for test in tests
-         if (each := test(evidence, line, rows.get(int(line["step"]), {})))],
+        [
+            each
+            for line in evidence.layers
+            for test in tests
+            if (each := test(evidence, line, rows.get(int(line["step"]), {})))
+        ],
         "layers.jsonl",
-    )  # fmt: skip
+    )
 
 
 @asks("the clip, MFU and bits a byte follow from what they are of")

@@ -60,18 +60,28 @@ def chunks(written: Written, reading: Reading) -> list[slice]:
 
 
 def evaluate(
-    written: Written, params: Any, variables: Any, reading: Reading, z_weight: float, dtype: Any = np.float64,
+    written: Written,
+    params: Any,
+    variables: Any,
+    reading: Reading,
+    z_weight: float,
+    dtype: Any = np.float64,
     scale: float = 1.0,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Loss and gradient on the batch; `scale` multiplies what is differentiated, and the gradient is divided by it."""
     (answer,) = evaluate_all(written, [params], variables, reading, z_weight, dtype, scale)
     return answer
 
 
 def evaluate_all(
-    written: Written, each: Sequence[Any], variables: Any, reading: Reading, z_weight: float, dtype: Any = np.float64,
+    written: Written,
+    each: Sequence[Any],
+    variables: Any,
+    reading: Reading,
+    z_weight: float,
+    dtype: Any = np.float64,
     scale: float = 1.0,
-) -> list[Answer]:  # fmt: skip
+) -> list[Answer]:
     """The answers of `evaluate` on several sets of parameters, by one compiled program."""
     with in_dtype(dtype), jax.numpy_rank_promotion("allow"), jax.default_matmul_precision("highest"):
         variables = cast(variables, dtype)

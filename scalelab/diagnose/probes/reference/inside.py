@@ -69,9 +69,15 @@ def _parts(subject: Subject, question: Question) -> Iterator[tuple[str, str, Any
             flags = select_layers(all_layer_flags(shape), number)
             module = Block(of_one_kind(shape, stack), FP32, name="blocks")
             (y, _), seen = module.apply(
-                {"params": block}, jnp.asarray(x, jnp.float32), flags, tokens.packed, None, None,
-                capture_intermediates=True, mutable=["intermediates"],
-            )  # fmt: skip
+                {"params": block},
+                jnp.asarray(x, jnp.float32),
+                flags,
+                tokens.packed,
+                None,
+                None,
+                capture_intermediates=True,
+                mutable=["intermediates"],
+            )
             captured = _by_name(seen["intermediates"]) | {"block": y}
             recorded = {
                 dtype: _record(

@@ -57,9 +57,18 @@ def apply_own_block(c: Context, p: Any, x: Any, layer: Any, name: str, counts: A
         del part, value
 
     parts = Parts(
-        c.shape, FP32, lambda y: attend(c, p["attention"], y, layer), lambda y: transform(c, p["mlp"], y),
-        branch_factor(c.shape) * c.knobs.branch, lambda part, y: normalize(c, p[part], y, c.knobs.attention_norm),
-        product, gain, variable, loss, ignore, ignore,
-    )  # fmt: skip
+        c.shape,
+        FP32,
+        lambda y: attend(c, p["attention"], y, layer),
+        lambda y: transform(c, p["mlp"], y),
+        branch_factor(c.shape) * c.knobs.branch,
+        lambda part, y: normalize(c, p[part], y, c.knobs.attention_norm),
+        product,
+        gain,
+        variable,
+        loss,
+        ignore,
+        ignore,
+    )
     function = user_function(name, "model.block", "a function (x, parts) -> x")
     return function(x, parts).astype(x.dtype), sum(losses, jnp.zeros((), x.dtype))

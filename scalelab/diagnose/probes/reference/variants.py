@@ -41,11 +41,20 @@ def list_variants(shape: Any, reading: Reading) -> Iterator[Variant]:
     if (reading.segment != 0).any():
         one = np.zeros_like(reading.segment)
         yield Variant("code_segments", "documents that see each other", "mask attention by document", segment=one)
-        yield Variant("code_segments", "documents that see each other, positions that run on",
-                      "mask by document, restart positions in each", position=index, segment=one)  # fmt: skip
+        yield Variant(
+            "code_segments",
+            "documents that see each other, positions that run on",
+            "mask by document, restart positions in each",
+            position=index,
+            segment=one,
+        )
     if (reading.position != index).any():
-        yield Variant("code_positions", "positions that run on over documents", "restart positions in each document",
-                      position=index)  # fmt: skip
+        yield Variant(
+            "code_positions",
+            "positions that run on over documents",
+            "restart positions in each document",
+            position=index,
+        )
     yield from _position_variants(shape, reading)
     if shape.window:
         for more in (1, -1):
@@ -56,17 +65,29 @@ def list_variants(shape: Any, reading: Reading) -> Iterator[Variant]:
         yield Variant("code_mask", "no window", "limit attention to model.window", Knobs(no_window=True))
     if (shape.window and shape.global_every) or shape.nope_every:
         for shift in (-1, 1):
-            yield Variant("code_mask", "special layers counted from another layer on", "count layers from 1",
-                          Knobs(layer_shift=shift))  # fmt: skip
+            yield Variant(
+                "code_mask",
+                "special layers counted from another layer on",
+                "count layers from 1",
+                Knobs(layer_shift=shift),
+            )
     around = ("attention_out_norm", "mlp_out_norm") if shape.norm_place == "around" else ()
     for name in ("attention_norm", "mlp_norm", *around, "final_norm", "qk_norm"):
         if name != "qk_norm" or shape.qk_norm:
             yield Variant("code_norm", f"no {name}", f"apply the {name}", Knobs(**{name: False}))
-    yield Variant("code_norm", "norms that treat the mean as another kind does", f"norms of the kind {shape.norm}",
-                  Knobs(other_center=True))  # fmt: skip
+    yield Variant(
+        "code_norm",
+        "norms that treat the mean as another kind does",
+        f"norms of the kind {shape.norm}",
+        Knobs(other_center=True),
+    )
     if 1 < shape.n_kv_heads < shape.n_heads:
-        yield Variant("code_heads", "query head n reading key head n mod K", "let neighbouring heads share a key",
-                      Knobs(tiled_heads=True))  # fmt: skip
+        yield Variant(
+            "code_heads",
+            "query head n reading key head n mod K",
+            "let neighbouring heads share a key",
+            Knobs(tiled_heads=True),
+        )
     yield Variant(
         "code_softmax_precision", "attention's softmax on bf16 logits", "softmax in fp32", Knobs(softmax_bf16=True)
     )
@@ -92,17 +113,26 @@ def _position_variants(shape: Any, reading: Reading) -> Iterator[Variant]:
         )
     if shape.position in ("rope", "learned"):
         position, last = reading.position, shape.seq_len - 1
-        yield Variant("code_positions", "positions that begin at 1", "count positions from 0",
-                      position=np.minimum(position + 1, last))  # fmt: skip
-        yield Variant("code_positions", "the same position for all tokens", "pass each token's position",
-                      position=np.zeros_like(position))  # fmt: skip
+        yield Variant(
+            "code_positions",
+            "positions that begin at 1",
+            "count positions from 0",
+            position=np.minimum(position + 1, last),
+        )
+        yield Variant(
+            "code_positions",
+            "the same position for all tokens",
+            "pass each token's position",
+            position=np.zeros_like(position),
+        )
         yield Variant(
             "code_positions", "positions in reverse", "count positions from the left", position=last - position
         )
     if shape.position == "rope":
         for factor in (2.0, 0.5, 10.0, 0.1):
-            yield Variant("code_positions", f"positions times {factor:g}", "pass each token's position",
-                          Knobs(rope_sign=factor))  # fmt: skip
+            yield Variant(
+                "code_positions", f"positions times {factor:g}", "pass each token's position", Knobs(rope_sign=factor)
+            )
 
 
 def find_variant(

@@ -99,9 +99,14 @@ def best_loss(law: Law, params: Params, C: np.ndarray | float, k: float, held: M
 
 
 def compute_factor(
-    law: Law, params: Params, reference: Params, C: float, k: float, held: Mapping[str, float] = {},
+    law: Law,
+    params: Params,
+    reference: Params,
+    C: float,
+    k: float,
+    held: Mapping[str, float] = {},
     handicap: np.ndarray | float = 1.0,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The factor [R] of C with which laws `params` reach the reference's best loss at C, by bisection in its log.
 
     `handicap` [R]: the loss to reach is so many times the reference's.

@@ -42,13 +42,28 @@ MOST_DRAWS = 200  # for a factor of compute by a law without a closed form
 
 
 def fit_groups(
-    table: Mapping[str, ArrayLike], labels: Sequence[Any], law: str | Law = "chinchilla", *, by: str = "group",
-    exponents: str = "shared", shared: Sequence[str] = (), against: str | None = None, order: Sequence[Any] = (),
-    objective: str = "huber_log", delta: float | None = None, bootstrap: int = 1000, seed: int = 0,
-    cluster: str | Groups = "auto", target_flops: Sequence[float] = (), level: float = INTERVAL_LEVEL,
-    k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None, progress: Progress | None = None,
-) -> GroupFits:  # fmt: skip
+    table: Mapping[str, ArrayLike],
+    labels: Sequence[Any],
+    law: str | Law = "chinchilla",
+    *,
+    by: str = "group",
+    exponents: str = "shared",
+    shared: Sequence[str] = (),
+    against: str | None = None,
+    order: Sequence[Any] = (),
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    cluster: str | Groups = "auto",
+    target_flops: Sequence[float] = (),
+    level: float = INTERVAL_LEVEL,
+    k: float | None = None,
+    n_convention: str = "N",
+    held: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    progress: Progress | None = None,
+) -> GroupFits:
     """Fit `law` to a table of columns [P] whose rows belong to groups `labels` [P], and compare each with `against`.
 
     `exponents`: "shared" by all groups (coefficients are each group's own), "separate", or "pooled": separate ones,
@@ -91,12 +106,26 @@ def fit_groups(
     fits["carried"] = carried["draws"]
     k = float(k or flops_factor(law, columns, flops, held or {}, bool(target_flops)))
     result = GroupFits(
-        by=by, names=groups.names, counts=groups.counts, reference=groups.names[0], exponents=exponents, joint=joint,
-        best=best, certificates=certificates, level=level, seed=seed, k=k,
-        n_convention=n_convention, dependence=dependence,
+        by=by,
+        names=groups.names,
+        counts=groups.counts,
+        reference=groups.names[0],
+        exponents=exponents,
+        joint=joint,
+        best=best,
+        certificates=certificates,
+        level=level,
+        seed=seed,
+        k=k,
+        n_convention=n_convention,
+        dependence=dependence,
         form=None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed),
-        misfit=misfit, test=test, untested=untested, design=findings, **fits,
-    )  # fmt: skip
+        misfit=misfit,
+        test=test,
+        untested=untested,
+        design=findings,
+        **fits,
+    )
     compute = _compare_compute(result, flops, target_flops, held or {})
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
 

@@ -107,11 +107,16 @@ def _fold_rung(one: Split, other: Split, best: str, level: float, folded: Sides)
     # Where nothing is shared, the baseline's level still tells of its law.
     losses = (folded[0] or ({} if math.isnan(level) else {best or "mean": level}), folded[1])
     cells = [
-        Cell(losses[i], sum(cell.diverged for cell in side.values()), flops[i] or 0.0, tokens[i],
-             {b: float(rate) for b, rate in rates[i].items() if rate} if known else {},
-             sum(cell.runs for cell in bases))
+        Cell(
+            losses[i],
+            sum(cell.diverged for cell in side.values()),
+            flops[i] or 0.0,
+            tokens[i],
+            {b: float(rate) for b, rate in rates[i].items() if rate} if known else {},
+            sum(cell.runs for cell in bases),
+        )
         for i, side in enumerate((one, other))
-    ]  # fmt: skip
+    ]
     return cells[0], cells[1]
 
 

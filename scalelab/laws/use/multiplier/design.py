@@ -20,9 +20,13 @@ BORROWED = 0.2  # of a degree of freedom at another rung: what intervals of 4 x 
 
 
 def target_error(
-    flops: np.ndarray, seeds: np.ndarray, noise: float | np.ndarray, law: Mapping[str, float], target: float,
+    flops: np.ndarray,
+    seeds: np.ndarray,
+    noise: float | np.ndarray,
+    law: Mapping[str, float],
+    target: float,
     discrepancy: tuple[float, float] = USUAL_DISCREPANCY,
-) -> float:  # fmt: skip
+) -> float:
     """The standard error of log m at the target, for pairs whose log losses differ by this noise (s.d. of a pair).
 
     `flops` and `seeds` [R]; `noise`: one, or [R]; `law`: E, A, alpha and unit of the baseline. At a rung only that

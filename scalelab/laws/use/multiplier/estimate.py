@@ -160,19 +160,32 @@ def judge_pair(
     target = _at_target(pair, logs, drawn, means, noise, question, rng)
     verdict = judge_target(whole, target, trend, rungs, noise, falls, level, question.worth, question.family)
     return Multiplier(
-        whole.name, rungs, trend, target, verdict,
+        whole.name,
+        rungs,
+        trend,
+        target,
+        verdict,
         describe_criterion(question.target, level, question.worth, question.family),
         (*whole.notes, *reader_notes(whole, usable, noise, target, trend, fixed)),
-        _law_json(laws), _noise_json(noise, means),
-        tuple(_pinned(pair, question.target, fixed)) if "E" in fixed and usable else (), band,
-        question.worth, question.family, tuple(dict.fromkeys(whole.blocks.values())),
-    )  # fmt: skip
+        _law_json(laws),
+        _noise_json(noise, means),
+        tuple(_pinned(pair, question.target, fixed)) if "E" in fixed and usable else (),
+        band,
+        question.worth,
+        question.family,
+        tuple(dict.fromkeys(whole.blocks.values())),
+    )
 
 
 def _at_target(
-    pair: Pair, logs: np.ndarray, drawn: np.ndarray | None, means: Draws | None, noise: Noise, question: Question,
+    pair: Pair,
+    logs: np.ndarray,
+    drawn: np.ndarray | None,
+    means: Draws | None,
+    noise: Noise,
+    question: Question,
     rng: np.random.Generator,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """m at the target: the rung's own where it is measured, else that of the curve.
 
     `together90`: the interval at which all variants' hold together; `deciding`: the one that adopts or rejects; `line`:
@@ -205,9 +218,11 @@ def _law_json(laws: Laws) -> dict[str, float]:
 
 
 def _noise_json(noise: Noise, means: Draws | None) -> dict[str, Any]:
-    rungs = [] if means is None else [
-        {"sd": float(sd), "df": float(df)} for sd, df in zip(means.pair_noise, means.pair_df, strict=True)
-    ]  # fmt: skip
+    rungs = (
+        []
+        if means is None
+        else [{"sd": float(sd), "df": float(df)} for sd, df in zip(means.pair_noise, means.pair_df, strict=True)]
+    )
     return {"baseline": noise.baseline, "variant": noise.variant, "difference": noise.difference,
             "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved,
             "p_equal": noise.p_equal, "rungs": rungs}  # fmt: skip

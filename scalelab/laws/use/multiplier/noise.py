@@ -77,8 +77,9 @@ def measure_noise(pair: Pair) -> Noise:
                 dataclasses.replace(side, companion=Companion(its.ss, its.df))
                 for side, its in ((one, other), (other, one))
             )
-        return Noise(one.pooled, other.pooled, gap, one.total_df, other.total_df, df, None, None, 0.0,
-                     (one, other), p_equal)  # fmt: skip
+        return Noise(
+            one.pooled, other.pooled, gap, one.total_df, other.total_df, df, None, None, 0.0, (one, other), p_equal
+        )
     pairs = list(zip(pair.variant, pair.baseline, strict=True))
     gaps = [_logs(base) - _logs(cell, list(base.losses)) for cell, base in pairs]
     groups = [_blocks(pair, cell) for cell in pair.baseline]
@@ -96,8 +97,20 @@ def measure_noise(pair: Pair) -> Noise:
     gaps_by_seed = [dict(zip(names, each.tolist(), strict=True)) for names, each in zip(labels, within, strict=True)]
     luck = 0.0 if pair.sampled else rho if (rho := _between_rungs(gaps_by_seed)) >= LUCK else 0.0
     told = difference.told_anew(luck)
-    return Noise(one.pooled, other.pooled, difference.pooled, one.total_df, other.total_df, difference.total_df,
-                 correlation, saved, shared, (one, told), equal_p(difference), luck)  # fmt: skip
+    return Noise(
+        one.pooled,
+        other.pooled,
+        difference.pooled,
+        one.total_df,
+        other.total_df,
+        difference.total_df,
+        correlation,
+        saved,
+        shared,
+        (one, told),
+        equal_p(difference),
+        luck,
+    )
 
 
 def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:

@@ -50,9 +50,16 @@ def describe_criterion(flops: float, level: float, worth: float, family: int) ->
 
 
 def judge_target(
-    pair: Pair, target: Mapping[str, Any], trend: Mapping[str, Any], rungs: Sequence[RungMultiplier], noise: Noise,
-    falls: float, level: float, worth: float, family: int,
-) -> str:  # fmt: skip
+    pair: Pair,
+    target: Mapping[str, Any],
+    trend: Mapping[str, Any],
+    rungs: Sequence[RungMultiplier],
+    noise: Noise,
+    falls: float,
+    level: float,
+    worth: float,
+    family: int,
+) -> str:
     """The verdict and its reason; `falls`: in which share of draws the baseline's loss falls with compute."""
     lost = [cell for cell in pair.variant if cell.diverged]
     if dead := [cell for cell in lost if not cell.losses]:
@@ -169,9 +176,13 @@ def share_of_baseline(pair: Pair, noise: Noise, i: int) -> float:
 
 
 def reader_notes(
-    pair: Pair, usable: Sequence[int], noise: Noise, target: Mapping[str, Any], trend: Mapping[str, Any],
+    pair: Pair,
+    usable: Sequence[int],
+    noise: Noise,
+    target: Mapping[str, Any],
+    trend: Mapping[str, Any],
     fix: Mapping[str, float],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Notes on pairing, noise, the line, diverged and missing runs, extrapolation and given values."""
     notes = []
     if pair.paired and noise.correlation is not None and noise.saved is not None:

@@ -97,9 +97,17 @@ def fit_setting_law(
     known_better = special.ndtri((1 + level) / 2) / special.stdtrit(df, (1 + level) / 2) if df else 1.0
     covariance = step.inverse * inflation + known_better**2 * shared @ shared.T
     return SettingLaw(
-        setting, tuple(columns), centre, step.coefficients, covariance, float(scatter2**0.5), df, level,
-        y - design @ step.coefficients, side,
-    )  # fmt: skip
+        setting,
+        tuple(columns),
+        centre,
+        step.coefficients,
+        covariance,
+        float(scatter2**0.5),
+        df,
+        level,
+        y - design @ step.coefficients,
+        side,
+    )
 
 
 class _Optima(NamedTuple):
