@@ -272,13 +272,10 @@ PRECISION = {
     # fp8_block: a scale for each tile of 128 (DeepSeek-V3).
     # Without fp32 weights: bf16_stochastic (2 bytes a weight), bf16_kahan (2 and 2 for what rounding lost).
     # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (experiments/results/precision.md).
-    "name": key(
-        "fp32",
-        "formats of activations and products; each in scalelab/precision/policy.py",
-        choices="precision/policy.py:POLICIES",
-    ),
+    "name": key("fp32", "formats of activations and products; each in scalelab/precision/policy.py",
+        choices="precision/policy.py:POLICIES"),
     # fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master bf16_stochastic bf16_kahan
-}
+}  # fmt: skip
 
 # Devices along each axis of the mesh; one may be -1: the rest.
 AXIS = (-1, 2**31 - 1)
@@ -401,24 +398,16 @@ GUARD = {
 
 # How the run is judged after it was trained (`scalelab diagnose`).
 DIAGNOSE = {
-    "accept": setting(
-        "",
-        'causes that are meant, with commas, such as "decay_wrong,not_shuffled": listed, no findings',
-        several=True,
-        choices="diagnose/checks/causes.py:CAUSES",
-    ),  # decay_wrong schedule_wrong not_shuffled init_wrong
-}
+    "accept": setting("", 'causes that are meant, with commas, such as "decay_wrong,not_shuffled": listed, no findings',
+        several=True, choices="diagnose/checks/causes.py:CAUSES"),  # decay_wrong schedule_wrong not_shuffled init_wrong
+}  # fmt: skip
 
 SWEEP = {
-    "pack": setting(
-        "auto",
-        "how trials of a pack share a process; turn: in sequence",
-        choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS",
-    ),  # auto | vmap turn
-    "workers": setting(
-        0, "most at once, for trials that can't share one; 0: half the cores", unit="processes", range=(0, 1024)
-    ),
-}
+    "pack": setting("auto", "how trials of a pack share a process; turn: in sequence",
+        choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS"),  # auto | vmap turn
+    "workers": setting(0, "most at once, for trials that can't share one; 0: half the cores", unit="processes",
+        range=(0, 1024)),
+}  # fmt: skip
 
 KEYS = {
     "model": MODEL, "data": DATA, "optim": OPTIM, "schedule": SCHEDULE, "parametrization": PARAMETRIZATION,

@@ -196,13 +196,17 @@ def test_no_file_is_long():
 
 
 def kept_lines(text):
-    """The lines at whose end the formatter is kept from a statement that is no table: a literal of three entries."""
+    """The lines at whose end the formatter is kept from a statement that is no table: a module's constant that is a
+    literal, or a literal of three entries over several lines.
+    """
     lines = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# fmt: skip")]
     whole = [node for node in walk_statements(parse_text(text)) if isinstance(node, ast.stmt)] if lines else []
     whole += [each for node in whole for each in getattr(node, "decorator_list", [])]
     for line in lines:
         around = [node for node in whole if node.lineno <= line <= node.end_lineno]
         smallest = min(around, key=lambda node: node.end_lineno - node.lineno)
+        if isinstance(smallest, ast.Assign) and isinstance(smallest.value, TABLE) and smallest.col_offset == 0:
+            continue
         tables = [x for x in ast.walk(smallest) if isinstance(x, TABLE) and x.end_lineno > x.lineno]
         if not any(len(x.keys if isinstance(x, ast.Dict) else x.elts) >= 3 for x in tables):
             yield line

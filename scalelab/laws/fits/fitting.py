@@ -8,6 +8,7 @@ Nothing is printed; a mistake raises BadInput, an optimum that can't be certifie
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -88,24 +89,15 @@ def fit(
     if holdout:
         labels, resamples = dependence.labels if dependence else None, min(bootstrap, SCORE_RESAMPLES)
         scored = hold_out(law, columns, target, chosen, holdout, flops, labels=labels, resamples=resamples, level=level)
-    return Fitted(
-        problem=posed,
-        best=best,
-        bootstrap=boot,
-        identifiability=agreement.agree_with_resamples(profiles, law, best.params, boot, level),
-        decisions=tuple(decisions),
-        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held, dependence)),
-        holdout=scored,
-        seconds=time.process_time() - start,
-        k=k,
-        level=level,
-        n_convention=n_convention,
-        dependence=dependence,
-        form=tested,
-        misfit=law_error,
-        weights=weighting,
-        wider=misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
-    )
+    told: dict[str, Any] = {
+        "identifiability": agreement.agree_with_resamples(profiles, law, best.params, boot, level),
+        "design": (*findings, *design.fit_findings(posed, best, k, flops, target_flops, held, dependence)),
+        "wider": misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
+        "problem": posed, "best": best, "bootstrap": boot, "decisions": tuple(decisions), "holdout": scored, "k": k,
+        "level": level, "n_convention": n_convention, "dependence": dependence, "form": tested, "misfit": law_error,
+        "weights": weighting,
+    }  # fmt: skip
+    return Fitted(**told, seconds=time.process_time() - start)
 
 
 def _check_options(law: Law, chosen: Objective, level: float, weights_held_out: bool) -> None:

@@ -68,9 +68,8 @@ def fit_groups(
 
     `exponents`: "shared" by all groups (coefficients are each group's own), "separate", or "pooled": separate ones,
     each shrunk towards the mean, the more the larger its error. `shared` names further parameters of all groups.
-    `against`: the group of reference, by default the first of `order` (by default, of the labels). Groups are compared
-    at `target_flops`, by default at the largest budget that each of them reached. Other arguments as in `fit.fit`.
-    BadInput for groups that can't be fitted or compared, FitError if an optimum is not certain.
+    `against`: the group of reference, by default the first of `order` or label. Groups are compared at `target_flops`,
+    by default at the largest budget that all reached. Other arguments and errors as in `fit.fit`.
     """
     start = time.process_time()
     _check_choices(exponents, objective, level)
@@ -79,59 +78,33 @@ def fit_groups(
     if bootstrap:
         check_resample_count(bootstrap, len(target))
     groups = number_groups(labels, order, by, against)
-    if exponents == "pooled":
-        _check_pooled(groups.names)
+    _check_pooled(exponents, groups.names)
     chosen = objective_lib.load_objective(objective, delta)
     names = choose_shared(law, "shared" if exponents == "shared" else "separate", shared)
     joint = build_joint_problem(law, columns, target, chosen, groups.number, names)
     flops = flops_column(table, columns)
-    findings = (
-        *units.question_values(columns, target, law.target, flops),
-        *check_rows(joint, groups, flops, alone=exponents != "shared" and not names),
-    )
+    odd = units.question_values(columns, target, law.target, flops)
+    findings = (*odd, *check_rows(joint, groups, flops, alone=exponents != "shared" and not names))
     best, certificates = _fit(joint, groups)
     dependence = _find_dependence(joint, best, table, labels, groups, by, cluster)
-    residuals = joint.problem.residuals(best.params)
-    draws = (
-        joint_fit.refit_tables(joint, best.x, residuals, bootstrap, seed, dependence, progress) if bootstrap else None
-    )
     test, untested = _test_exponents(joint, best, groups, dependence, seed)
-    misfit = find_discrepancy(joint.problem, best, len(draws.x), seed, dependence, GROUP) if draws else None
-    moved = _carry(joint, draws, misfit) if draws and misfit else draws
-    fits = _collect(joint, best, draws, groups, bootstrap, exponents)
-    carried = _collect(joint, best, moved, groups, bootstrap, exponents)
-    if exponents == "pooled":
-        fits |= pooled_fit.pool_exponents(joint, best, draws, groups.names, seed, level)
-        carried |= pooled_fit.pool_exponents(joint, best, moved, groups.names, seed, level)
-    fits["carried"] = carried["draws"]
+    *draws, misfit = _resample(joint, best, dependence, bootstrap, seed, progress)
+    fits, carried = (_collect(joint, best, each, groups, exponents, (bootstrap, seed, level)) for each in draws)
     k = float(k or flops_factor(law, columns, flops, held or {}, bool(target_flops)))
-    result = GroupFits(
-        by=by,
-        names=groups.names,
-        counts=groups.counts,
-        reference=groups.names[0],
-        exponents=exponents,
-        joint=joint,
-        best=best,
-        certificates=certificates,
-        level=level,
-        seed=seed,
-        k=k,
-        n_convention=n_convention,
-        dependence=dependence,
-        form=None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed),
-        misfit=misfit,
-        test=test,
-        untested=untested,
-        design=findings,
-        **fits,
-    )
+    tested = None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed)
+    told: dict[str, Any] = {
+        "by": by, "names": groups.names, "counts": groups.counts, "reference": groups.names[0], "exponents": exponents,
+        "joint": joint, "best": best, "certificates": certificates, "level": level, "seed": seed, "k": k,
+        "n_convention": n_convention, "dependence": dependence, "form": tested, "misfit": misfit, "test": test,
+        "untested": untested, "design": findings, "carried": carried["draws"],
+    }  # fmt: skip
+    result = GroupFits(**fits | told)
     compute = _compare_compute(result, flops, target_flops, held or {})
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
 
 
-def _check_pooled(names: Sequence[Any]) -> None:
-    if len(names) < FEWEST_GROUPS:
+def _check_pooled(exponents: str, names: Sequence[Any]) -> None:
+    if exponents == "pooled" and len(names) < FEWEST_GROUPS:
         raise BadInput(
             f"--exponents=pooled: {len(names)} groups say nothing about the spread between groups; "
             f"at least {FEWEST_GROUPS}, or --exponents=shared or separate"
@@ -202,16 +175,41 @@ def _test_exponents(
 
 
 def _collect(
-    joint: JointProblem, best: Optimum, draws: Draws | None, groups: GroupRows, requested: int, exponents: str
+    joint: JointProblem,
+    best: Optimum,
+    draws: Draws | None,
+    groups: GroupRows,
+    exponents: str,
+    asked: tuple[int, int, float],
 ) -> dict[str, Any]:
-    """Parameters and draws by group."""
-    spread = joint.problem.to_params(draws.x) if draws else {}
-    return {
+    """Parameters and draws by group; `asked`: how many draws, their seed, the level of intervals."""
+    (requested, seed, level), spread = asked, joint.problem.to_params(draws.x) if draws else {}
+    found = {
         "params": {name: joint.params_of(best.params, g) for g, name in enumerate(groups.names)},
         "draws": {name: joint.params_of(spread, g) for g, name in enumerate(groups.names)} if draws else {},
         "requested": requested,
         "failed": draws.failed if draws else {},
     }
+    return found | (
+        pooled_fit.pool_exponents(joint, best, draws, groups.names, seed, level) if exponents == "pooled" else {}
+    )
+
+
+def _resample(
+    joint: JointProblem,
+    best: Optimum,
+    dependence: Dependence | None,
+    count: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Draws | None, Draws | None, Discrepancy | None]:
+    """(draws, the same with what the law may get wrong, that error); of no draws none."""
+    if not count:
+        return None, None, None
+    residuals = joint.problem.residuals(best.params)
+    draws = joint_fit.refit_tables(joint, best.x, residuals, count, seed, dependence, progress)
+    misfit = find_discrepancy(joint.problem, best, len(draws.x), seed, dependence, GROUP)
+    return draws, _carry(joint, draws, misfit) if misfit else draws, misfit
 
 
 def _carry(joint: JointProblem, draws: Draws, misfit: Discrepancy) -> Draws:
