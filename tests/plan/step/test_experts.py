@@ -13,10 +13,10 @@ from checks.speed.step_times import experts as published
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.layout import apply_mesh, with_layout
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import estimated_activations, saved_activations
-from scalelab.plan.search import advice, levers, nearest
+from scalelab.plan.search import advice, candidates, levers, nearest
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import step_operations
@@ -221,20 +221,20 @@ def test_the_search_finds_the_fastest_layout_of_all():
     start, _ = apply_mesh(static_of(Layout(), batch=16, model=model(**sizes), precision__name="bf16"), 4)
     sized = [s for s in itertools.product((1, 2, 4), repeat=5) if math.prod(s) == 4]
     best = math.inf
-    for (data, fsdp, tensor, stage, expert), zero, remat in itertools.product(sized, (1, 2, 3), advice.REMAT):
+    for (data, fsdp, tensor, stage, expert), zero, remat in itertools.product(sized, (1, 2, 3), candidates.REMAT):
         if (zero < 3 and fsdp == 1) or (stage > 1 and remat != "none"):
             continue
         for sequence, rows in itertools.product({False, tensor > 1}, (1, 2, 4, 8, 16)):
             layout = Layout(data, fsdp, tensor, 1, stage, sequence, zero=zero, expert=expert)
-            option = advice.with_layout(start, layout)
+            option = with_layout(start, layout)
             option = dataclasses.replace(option, model=dataclasses.replace(option.model, remat=remat))
-            option = advice._split_batch(option, rows)
-            if option and advice._trainer_verdict(option)[0]:
-                best = min(best, expected_s(option, H100, advice.default_efficiency(H100)))
+            option = candidates.split_batch(option, rows)
+            if option and candidates.trainer_verdict(option)[0]:
+                best = min(best, expected_s(option, H100, default_efficiency(H100)))
     found = advice.advise_changes(start, H100)
     fastest = min([one.step_s for one in found], default=math.inf)
-    assert min(fastest, expected_s(start, H100, advice.default_efficiency(H100))) == pytest.approx(best, rel=0.011)
-    assert all(advice._trainer_verdict(one.option)[0] for one in found)
+    assert min(fastest, expected_s(start, H100, default_efficiency(H100))) == pytest.approx(best, rel=0.011)
+    assert all(candidates.trainer_verdict(one.option)[0] for one in found)
 
 
 def test_a_gpus_loop_waits_for_each_turn_and_the_search_tries_it():
