@@ -178,7 +178,7 @@ def _of_magnitudes(evidence: Evidence, name: str, kept: Sequence[Kept]) -> list[
     if not all(by_beta) or abs(betas[0] - betas[1]) < CLOSE:
         return []
     text = f"{by_beta[1][0].name} of {name} averages magnitudes of gradients by beta2, not their squares, and updates "
-    text += "grow with the root of the gradient: m / sqrt(v) with such a v is not free of its size"
+    text += "grow with the root of the gradient: m / sqrt(v) with such a v depends on the gradient's size"
     knob = f"feed {by_beta[1][0].name} with squares of gradients in {name.partition(':')[2]}"
     return _verdict("moments_wrong", 1 / WHOLE, text, knob)
 
