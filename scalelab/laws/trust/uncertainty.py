@@ -241,17 +241,23 @@ def widen(
 ) -> tuple[float, float]:
     """Move the ends away from the value as the draws' misfit does, in quadrature; as they are without one.
 
-    Of what is always positive, factors count: logs are moved. Draws without a finite value have no say.
+    Of what is always positive, factors count: logs are moved, and a draw that underflows to zero is beyond all others.
+    What no draw has below zero has no end there. Draws without a finite value have no say.
     """
     known = np.isfinite(sampled) & np.isfinite(carried)
     if not known.any() or not np.isfinite(value) or np.array_equal(sampled[known], carried[known]):
         return ends
     sampled, carried = sampled[known], carried[known]
-    positive = min(value, *ends, sampled.min(), carried.min()) > 0
+    never_negative = min(value, *ends, sampled.min(), carried.min()) >= 0
+    zeros = float(np.mean((sampled == 0) | (carried == 0)))
+    positive = never_negative and min(value, *ends) > 0 and zeros < (1 - level) / 2
     before, back = (np.log, np.exp) if positive else (np.asarray, np.asarray)
-    reach = float(np.quantile(np.abs(before(carried) - before(sampled)), level))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moves = np.nan_to_num(np.abs(before(carried) - before(sampled)), posinf=np.inf)
+    reach = float(np.quantile(moves, level))
     centre, (low, high) = float(before(value)), before(np.array(ends))
     low, high = (back(centre + np.sign(end - centre) * np.hypot(end - centre, reach)) for end in (low, high))
+    low = max(low, 0) if never_negative else low
     return float(low), float(high)
 
 

@@ -283,3 +283,17 @@ def test_long_work_tells_its_progress():
         assert all(done == of for done, of in ends.values())
         if cluster == "run":
             assert len([what for what, *_ in told if what == expected]) > 1
+
+
+def test_a_positive_quantity_is_widened_by_factors_though_a_draw_underflows():
+    """Draws of a scale over six decades, two of which came out as zero: the ends move by a factor, not below zero."""
+    random = np.random.default_rng(0)
+    sampled, factors = np.exp(random.normal(7, 0.3, 1000)), np.exp(random.normal(0, 3, 1000))
+    carried = sampled * factors
+    reach = np.quantile(np.abs(np.log(factors)), 0.9)
+    carried[:2] = 0
+    low, high = uncertainty.widen((700.0, 2000.0), 1100.0, sampled, carried, 0.9)
+    for end, was in ((low, 700), (high, 2000)):
+        assert abs(np.log(end / 1100)) == pytest.approx(np.hypot(np.log(was / 1100), reach), rel=0.05)
+    assert uncertainty.widen((0.0, 2.0), 0.9, sampled / 1e3, np.roll(sampled, 1) / 1e3, 0.9)[0] == 0  # an E of zero
+    assert uncertainty.widen((-1.0, 2.0), 0.9, sampled - 1e3, np.roll(sampled, 1) - 1e3, 0.9)[0] < -1  # may be negative
