@@ -81,6 +81,8 @@ OTHER_NAMES = {
     **dict.fromkeys(("gpu", "tpu", "chip", "machine", "gpu_type", "accelerator"), ("hardware",)),
     **dict.fromkeys(("model", "recipe"), ("config",)),
     **dict.fromkeys(("dollars", "money", "cost"), ("budget",)),
+    **dict.fromkeys(("resamples", "bootstraps", "n_bootstrap", "num_bootstrap", "n_boot"), ("bootstrap",)),
+    **dict.fromkeys(("compute", "target_compute", "flop", "target_c"), ("target_flops", "flops")),
 }
 NOT_COUNTED_ALIKE = ("nodes", "num_nodes")  # other names whose values are of another unit
 ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it

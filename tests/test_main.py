@@ -240,6 +240,8 @@ MISTAKES = {
     "plan --config=configs/tiny.py --hardware=h100 --serve-batch=1e20": "is not a whole number up to 1000000000000000",
     "plan --config=configs/tiny.py --hardware=h100 --gpus=8": "did you mean '--devices=8'?",
     "plan --config=configs/tiny.py --hardware=h100 --nodes=8": "did you mean '--devices'?",
+    "fit README.md --resamples=200": "did you mean '--bootstrap=200'?",
+    "plan --compute=1e20 --law=besiroglu": "did you mean '--flops=1e20'?",
     "plan --config=configs/tiny.py --gpu=h100": "did you mean '--hardware=h100'?",
     "plan llama3_8b --hardware=h100": "unknown argument 'llama3_8b'; write --config=llama3_8b\n",
     "plan --config=configs/tiny.py --hardware=h100 --devices=0": "not a whole number above zero; nearest: 1",
