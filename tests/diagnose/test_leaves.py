@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import warnings
 
 import jax
 import numpy as np
@@ -173,6 +174,8 @@ def test_hidden_units_that_have_a_gradient_and_no_update_are_named(run):
     assert found(leaf_step=2) == []
     gradient = np.ones((6, 3)) * np.array([1.0, 2.0, 0.0, 1e-3, 3.0, 1.0])[:, None]
     assert reached_units(gradient) == [0, 1, 4, 5] and reached_units(np.zeros((2, 3))) == []
+    with warnings.catch_warnings(action="error"):
+        assert reached_units(np.full((2, 3), np.nan)) == []
 
 
 def test_a_group_that_the_config_freezes_may_stand_still(run, capsys):

@@ -69,6 +69,7 @@ def test_a_sibling_a_decade_away_that_ended_much_lower(lr, better, cause, traine
     verdicts, _, judged, _ = diagnosed(run, capsys)
     assert "LR against the sweep's siblings" in judged
     assert not cause or verdicts[cause]["knob"] == f"optim.peak_lr={lr:.3g}"
+    assert not cause or verdicts[cause]["confirm"] == f"scalelab compare {run} {run.with_name('other')}"
     assert cause or not verdicts.keys() & {"lr_too_low", "lr_too_high"}
 
 

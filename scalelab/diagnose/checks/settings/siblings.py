@@ -6,7 +6,7 @@ from typing import NamedTuple
 from scalelab.config.optimizer_defaults import FAR_FACTOR
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Judged, Verdict, make_verdict
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.record import records
 from scalelab.untrusted.paths import list_folders
 
@@ -90,5 +90,6 @@ def _sibling_verdict(evidence: Evidence, best: Sibling, loss: float, better: flo
     text += f", this run at {loss:.4g}: " if math.isfinite(loss) else ", this run diverged: "
     text += f"an LR of {times} that one {cost}"
     over = (loss - best.loss) / COST
-    confirm = f"scalelab compare {evidence.quoted} and {best.name}"
+    folder = evidence.folder if evidence.folder.name not in ("", "..") else evidence.folder.resolve()
+    confirm = f"scalelab compare {evidence.quoted} {quote_path(folder.with_name(best.name))}"
     return make_verdict(cause, "test", over, text, f"optim.peak_lr={better:.3g}", confirm)

@@ -107,7 +107,8 @@ def probe_leaves(evidence: Evidence, subject: Subject) -> dict[str, Any]:
 def reached_units(gradient: np.ndarray) -> list[int]:
     """The rows [R, n] whose gradient is at least REACHED of the median row's that has one."""
     sizes = np.linalg.norm(gradient.astype(np.float64), axis=1)
-    usual = np.median(sizes[sizes > 0]) if sizes.any() else np.inf
+    reached = sizes[sizes > 0]  # none where all are zero or not a number
+    usual = np.median(reached) if len(reached) else np.inf
     return [int(row) for row in np.flatnonzero(sizes >= REACHED * usual)]
 
 
