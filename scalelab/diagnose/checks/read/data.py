@@ -10,7 +10,7 @@ from scalelab.diagnose.checks.read.bigrams import (
     far_from_median,
     is_foreign,
     lasts,
-    order_knowledge,
+    lost_order,
     running_median,
     window_scores,
 )
@@ -130,8 +130,8 @@ def _corrupted(data: DataSample) -> Findings:
         return []
     numbers = data.numbers[odd]
     kind = describe_windows(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))
-    if kind == IN_RANDOM_ORDER and order_knowledge(data.windows) < LEAST_SCORE:
-        return []  # usual tokens, of whose order a bigram model knows nothing in the others either
+    if kind == IN_RANDOM_ORDER and not lost_order(data.windows[odd], data.windows[~odd]):
+        return []
     text = (
         f"{share:.1%} of {len(odd)} sampled windows, numbers {numbers[0]} to {numbers[-1]} of {data.n_windows}, are "
         f"{kind} "
