@@ -87,13 +87,14 @@ def test_large_logits_whose_attention_is_spread_are_none():
 
 
 def test_logits_that_training_brought_to_a_level_are_held_to_a_higher_one():
-    def course(level):
-        logit = lambda s, x: [9.0, min(float(s), level) + 20 * (s == 400)]  # noqa: E731
+    def course(level, first=0.0):
+        logit = lambda s, x: [9.0, min(max(float(s), first), level) + 20 * (s == 400)]  # noqa: E731
         grown = doctor_layers(healthy(), "attention_logit_max", logit)
         layers = [row | {"attention_entropy": [3.0, 0.1]} for row in grown.layers]
         return causes(dataclasses.replace(grown, layers=layers))
 
     assert course(120.0) == [] and course(390.0) == ["attention_logits"], "it stands; it rises to the end"
+    assert course(120.0, first=60.0) == ["attention_logits"], "they began so, as with queries ten times too large"
 
 
 def test_a_chain_of_causes_ends_at_the_first_one():

@@ -14,6 +14,7 @@ MOVED = 0.3  # sum of update/weight norms before the first measure, above which 
 # reach 80; Wortsman et al. 2023 see divergence from 1e4.
 HIGH_LOGIT = 100.0
 STANDING_LOGIT = 200.0  # the same of logits that training has brought there, and that rise no more
+FIRST_LOGIT = 30.0  # at the first measure, above which it was not training that brought them there; healthy: at most 14
 LOW_ENTROPY = 0.1  # of ln S (stability.md 4); above it a softmax is spread, as where far positions get a large bias
 SURE_LOGIT = 1e4  # judged whatever the entropy, which is a mean over heads and queries
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
@@ -111,7 +112,7 @@ def check_attention(evidence: Evidence) -> Findings | None:
         anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
         return [Gap("attention_logits", NO_LAYERS, LAYERS_KEY, anyway)]
     largest, layer = logits.values.max(axis=1), int(np.argmax(logits.values.max(axis=0)))
-    limit = STANDING_LOGIT if largest[0] <= HIGH_LOGIT and _stands(largest) else HIGH_LOGIT
+    limit = STANDING_LOGIT if largest[0] <= FIRST_LOGIT and _stands(largest) else HIGH_LOGIT
     high = largest > limit
     if evidence.values["model.qk_norm"]:
         return None
