@@ -20,7 +20,7 @@ from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.leaves.ablation import probe_layers
 from scalelab.diagnose.probes.leaves.step import probe_leaves, reached_units
 from scalelab.diagnose.probes.subject import load_subject
-from scalelab.diagnose.verdict import Judged, Verdict
+from scalelab.diagnose.verdict import Gap, Judged, Verdict
 from scalelab.optim import groups
 from scalelab.record import records
 from scalelab.train.checkpoints.restore import read_arrays
@@ -145,6 +145,16 @@ def test_an_edited_step_is_named_with_its_leaf(name, run, capsys):
     edit_arrays(run, 4, lambda arrays: edit(run, arrays))
     code, causes, _ = diagnose(run, capsys)
     assert code == 1 and cause in causes and words in causes[cause]["evidence"]
+
+
+def test_a_leaf_whose_average_gradient_is_far_below_eps_is_not_called_left_out(run, capsys):
+    """A gain behind which the MLP has decayed away."""
+    gain = "params.blocks.mlp_norm.g"
+    moment = f"{ADAM}.mu{gain.removeprefix('params')}"
+    edit_arrays(run, 4, lambda arrays: {gain: before(run)[gain]})
+    assert "leaf_stuck" in diagnose(run, capsys)[1]
+    edit_arrays(run, 4, lambda arrays: {moment: np.full_like(arrays[moment], 1e-16)})
+    assert "leaf_stuck" not in diagnose(run, capsys)[1]
 
 
 @pytest.mark.parametrize("policy", ["watch", "skip", "rewind"])
@@ -310,5 +320,9 @@ def test_stuck_parts_of_a_step_are_told_by_their_paths():
     assert zero.startswith("layers/1/attention/q/w: the gradient is exactly 0 in 1 of 4 leaves")
     still = found(**{"leaf_moved/head/w": 0.0})["leaf_stuck"]
     assert still.startswith("head/w: has a gradient (norm 0.1) and does not move but for decay at step 2")
+    faint = {"leaf_gradient/head/w": 1e-12, "leaf_moved/head/w": 0.0}
+    assert "leaf_stuck" not in found(**faint), "below optim.eps, of weights that decayed away"
+    (gap,) = [each for each in judge(healthy(), values | faint) if isinstance(each, Gap) and each.cause == "leaf_stuck"]
+    assert gap.missing.startswith("head/w: the gradient (norm 1e-12) is far below optim.eps")
     assert "leaf_stuck" not in found(leaf_skipped=True, **{"leaf_moved/head/w": 0.0})
     assert not found(leaf_targets=0)

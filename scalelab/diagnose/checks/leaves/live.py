@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.config.checks.validate import parse_group_multipliers
-from scalelab.diagnose.checks.leaves.moved import HALF_ULP, SLOW, Moved, declared_frozen, find_stuck, join_names
+from scalelab.diagnose.checks.leaves.moved import HALF_ULP, SLOW, VANISHED, Moved, declared_frozen, find_stuck, join_names
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
@@ -92,7 +92,13 @@ def _unmoved(
     if leaves and max(m.distance for m in leaves) <= SLOW * STEP_ROUNDING:
         why = f"the changes of step {where[0]} are as small as rounding, at an LR of {p['leaf_lr']:.3g}"
         return [Gap("leaf_stuck", why, "a checkpoint at a larger LR")]
+    least = VANISHED * float(evidence.values["optim.eps"] or 0.0)
     stuck = [m.part for m in find_stuck(leaves, STEP_ROUNDING) if m.part not in zero]
+    faint = [part for part in stuck if gradients[part] < least]
+    stuck = [part for part in stuck if part not in faint]
+    if faint and not stuck:
+        why = f"{join_names(faint)}: the gradient (norm {gradients[faint[0]]:.2g}) is far below optim.eps, "
+        return [Gap("leaf_stuck", f"{why}and does not move it at step {where[0]}", "an earlier checkpoint")]
     if not stuck:
         return []
     usual = float(np.median([m.distance for m in leaves]))

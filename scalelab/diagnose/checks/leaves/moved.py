@@ -36,6 +36,7 @@ ONE_SIZE = ("adam", "adamw", "nadamw", "ademamix", "adam8bit", "lion", "muon")
 SCALE = 50.0
 LARGE_EPS = 1e-6
 FEW_MATRICES = 6
+VANISHED = 0.01  # of optim.eps: a leaf whose gradient has a smaller norm is hardly moved by it
 LISTED = 4  # names in a line of evidence
 
 
@@ -123,7 +124,7 @@ def _judge_stretch(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
     moved = list(compare_slices(evidence, stretch))
     if moved and not any(m.distance for m in moved):
         return [_stuck(stretch, "leaf_stuck", ["all leaves"], "let the update reach the weights")]
-    stuck = find_stuck(moved, stretch.rounding)
+    stuck = [m for m in find_stuck(moved, stretch.rounding) if not _is_unreached(evidence, stretch, m)]
     names = {m.part for m in stuck}
     verdicts = [_stuck_leaves(stretch, stuck)] if stuck else []
     heads = [head for head in _stuck_heads(stretch) if head.partition("[")[0] not in names]
@@ -188,6 +189,14 @@ def find_moments(saved: SavedStep, name: str, part: str) -> dict[str, np.ndarray
         if key.endswith(f".{name}") and x.shape == shape:
             result[key] = dict(layer_slices(name, x))[part]
     return result
+
+
+def _is_unreached(evidence: Evidence, stretch: Stretch, moved: Moved) -> bool:
+    """Whether a leaf's average gradient is so far below eps that no update comes of it: of weights that decayed away."""
+    moments = find_moments(stretch.after, moved.name, moved.part)
+    first = [x for key, x in moments.items() if ".mu." in f".{key}"]
+    least = VANISHED * float(evidence.values["optim.eps"] or 0.0)
+    return any(0 < float(np.linalg.norm(x.astype(np.float64))) < least for x in first)
 
 
 def _stuck_heads(stretch: Stretch) -> list[str]:
