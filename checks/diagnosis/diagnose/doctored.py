@@ -28,39 +28,64 @@ def lr_not_finite(folder: pathlib.Path) -> None:
     records.write_event(folder, "skip", 100, "not finite: LR nan")
 
 
-def spike_that_passes(folder: pathlib.Path) -> None:
-    """A loss that jumps by 1.5 after a large update and falls back over 20 steps."""
+def _change_steps(
+    folder: pathlib.Path,
+    added: Callable[[int], float] = lambda step: 0.0,
+    grads: Callable[[int], float] = lambda step: 1.0,
+    updates: Callable[[int], float] = lambda step: 1.0,
+) -> None:
+    """Add to a step's losses and multiply its norms, in both logs alike, with the clip that follows.
+
+    An edit of one number alone is a fault of its own: the measures of a step disagree.
+    """
+    clip = records.read_json(folder / "config.json")["optim"]["clip_norm"]
 
     def change(line: dict) -> dict:
-        after = line["step"] - 200
-        if after == -1:
-            return line | {"update_norm": 4 * line["update_norm"]}
-        return line | {"train_loss": line["train_loss"] + 1.5 * math.exp(-after / 6)} if 0 <= after < 40 else line
+        step = line["step"]
+        factors = {"grad_norm": grads(step), "update_norm": updates(step)}
+        for name, value in line.items():
+            if name.startswith(("train_loss", "worst/loss", "token_loss/")):
+                line = line | {name: value + added(step)}
+            elif (norm := name.rpartition("/")[2]) in factors:
+                times = factors[norm]
+                line = line | {name: [times * x for x in value] if isinstance(value, list) else times * value}
+        return line | ({"clip_ratio": min(1.0, clip / line["grad_norm"])} if "clip_ratio" in line else {})
 
-    _edit(folder, change)
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        _edit(folder, change, name)
+
+
+def spike_that_passes(folder: pathlib.Path) -> None:
+    """A loss that jumps by 1.5 after a large update and falls back over 20 steps."""
+    fall = lambda step: 1.5 * math.exp(-(step - 200) / 6) if 200 <= step < 240 else 0.0  # noqa: E731
+    _change_steps(folder, fall, updates=lambda step: 4.0 if step == 199 else 1.0)
 
 
 def spike_that_grows(folder: pathlib.Path) -> None:
-    """A loss that rises from step 230 to the end, with updates four times as large."""
-
-    def change(line: dict) -> dict:
-        after = line["step"] - 230
-        more = {"train_loss": line["train_loss"] + 0.03 * after, "grad_norm": line["grad_norm"] * (1 + after / 5)}
-        return line | more | {"update_norm": 3 * line["update_norm"]} if after >= 0 else line
-
-    _edit(folder, change)
+    """A loss that rises from step 230 to the end, with updates three times as large."""
+    after = lambda step: max(step - 230, 0)  # noqa: E731
+    _change_steps(
+        folder,
+        lambda step: 0.03 * after(step),
+        lambda step: 1 + after(step) / 5,
+        lambda step: 3.0 if step >= 230 else 1.0,
+    )
 
 
 def climb(folder: pathlib.Path) -> None:
     """The run as every tenth line of 3,000 steps, with a gradient norm that grows by 0.1 % a step from step 600 on."""
     config = records.read_json(folder / "config.json")
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    norms = {line["step"]: line["grad_norm"] for line in metrics if "grad_norm" in line}
+    _change_steps(folder, grads=lambda step: 0.4 * math.exp(0.001 * max(10 * step - 600, 0)) / norms[step])
 
     def change(line: dict) -> dict:
-        step = 10 * line["step"]
-        return line | {"step": step, "grad_norm": 0.4 * math.exp(0.001 * max(step - 600, 0))}
+        """The line as of ten times its step, without what was read there."""
+        kept = {name: value for name, value in line.items() if not name.startswith("read/")}
+        return kept | {"step": 10 * line["step"], "flops": 10 * line.get("flops", 0.0)}
 
-    _edit(folder, change)
-    _edit(folder, lambda line: line | {"step": 10 * line["step"]}, "layers.jsonl")
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        _edit(folder, change, name)
     config["train"]["steps"], config["log"]["every_steps"], config["schedule"]["warmup_steps"] = 3000, 10, 150
     config["checkpoint"]["every_steps"], config["eval"]["every_steps"] = 1000, 1000
     records.write_json(folder / "config.json", config)
@@ -116,7 +141,12 @@ def recompiling(folder: pathlib.Path) -> None:
 
 def falling_rate(folder: pathlib.Path) -> None:
     """A rate that falls to 60 % in the second half."""
-    _edit(folder, lambda line: line | {"tokens_per_s": (6e4 if line["step"] > 150 else 1e5) + line["step"]})
+
+    def change(line: dict) -> dict:
+        rate = (6e4 if line["step"] > 150 else 1e5) + line["step"]
+        return line | {"tokens_per_s": rate, "mfu": line["mfu"] * rate / line["tokens_per_s"]}
+
+    _edit(folder, change)
 
 
 def straggler(folder: pathlib.Path) -> None:

@@ -135,7 +135,7 @@ THROUGHPUT = {
     "slow reader": Plant("data_bound", fork=lambda: forks.slow_reader(1.0)),
     "a checkpoint every step": Plant("checkpoint_stalls", {"train.steps": 60, "checkpoint.every_steps": 1}),
     "an evaluation every step": Plant(
-        "evaluation_stalls", {"train.steps": 60, "eval.every_steps": 1, "eval.batches": 64}
+        "evaluation_stalls", {"train.steps": 60, "eval.every_steps": 1, "eval.batches": 256}
     ),
     "one step a dispatch": Plant("host_sync", {"train.steps_per_dispatch": 1}, doctor=doctored.dispatch_heavy),
     "a compilation every dispatch": Plant("recompiles", doctor=doctored.recompiling),
