@@ -7,6 +7,7 @@ not known raises `Missing`, which `rank.diagnose` turns into a gap.
 import dataclasses
 import functools
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from scalelab.train.lineage.changes import present_events
 from scalelab.train.lineage.facts import config_from_facts
 
 NO_CONFIG = "the run has no config"
+CHANGED_KEY = re.compile(r"(?:^|, )([a-z]\w*\.\w+): (.*?) -> (.*?)(?=, [a-z]\w*\.\w+: |$)")  # in a logbook's line
+OUTSIDE_A_STEP = ("log.", "eval.", "checkpoint.")
 SHORT_PATH = 1.0  # `path_length` of a run that may not have learned what it could; on configs/tiny 2.7 at the good LR
 
 
@@ -141,6 +144,16 @@ class Evidence:
     def kinds(self, *kinds: str) -> list[Mapping[str, Any]]:
         """Select the events of these kinds."""
         return [event for event in self.events if event["kind"] in kinds]
+
+    @property
+    def replayable(self) -> list[int]:
+        """Saved steps since the config last changed what a step does: before it the run went another way."""
+        changed = [0]
+        for event in self.kinds("config_change"):
+            keys = [key for key, _, _ in CHANGED_KEY.findall(str(event.get("text", "")))]
+            if any(not key.startswith(OUTSIDE_A_STEP) for key in keys):
+                changed.append(int(event.get("step") or 0))
+        return [step for step in sorted(self.manifests) if step >= max(changed)]
 
     @functools.cached_property
     def scheduled_lr(self) -> Series:

@@ -12,7 +12,7 @@ import pytest
 
 from scalelab.diagnose.checks.code import live
 from scalelab.diagnose.checks.leaves.scales import confident_log_z
-from scalelab.diagnose.checks.state import eps
+from scalelab.diagnose.checks.state import eps, precision
 from scalelab.diagnose.checks.state.optimizer import largest_update
 from scalelab.diagnose.checks.state.saved import AdamMoments
 from scalelab.diagnose.probes import sharpness
@@ -428,3 +428,34 @@ def test_whatever_the_log_holds_is_judged_without_an_error(rows, value):
     for name in ("residual_rms", "attention_logit_max"):
         assert diagnose(doctor_layers(run, name, lambda s, v: [value, value])).verdicts is not None
     assert diagnose(doctor_layers(run, "logits/log_z", lambda s, v: value)).verdicts is not None
+
+
+@pytest.mark.parametrize(
+    ("share", "lowest", "named"), [(0.33, 5e-4, False), (0.6, 5e-4, True), (0.33, 0.0, True), (0.2, 0.0, False)]
+)
+def test_a_floor_at_which_a_run_still_learns_may_be_longer(share, lowest, named):
+    """A twentieth of the peak for the last third is a choice; nothing for as long is a horizon that is too short."""
+    run = healthy(schedule__name="linear", schedule__fall_share=1 - share, schedule__final_share=lowest / 1e-2)
+    curve = {s: lr if s <= (1 - share) * STEPS else lowest for s, lr in run.planned.items()}
+    run = dataclasses.replace(doctor(run, "lr", lambda s, lr: curve[s]), planned=curve)
+    (found,) = [each for each in diagnose(run).verdicts if each.cause == "schedule_wrong"] or [None]
+    assert (found is not None) == named
+    assert not named or "the LR is at its lowest" in found.evidence
+
+
+def test_integers_of_which_most_are_the_same_hold_no_squares(monkeypatch):
+    """A user's squares in 255 even steps up to the largest; and in steps by size, of which no code has the most."""
+    squares = np.random.default_rng(0).normal(size=(4, 64, 32)) ** 8
+    even = np.clip(np.round(255 * squares / squares.max()), 1, 255).astype(np.uint8)
+    by_size = (255 * np.argsort(np.argsort(squares.ravel())) / squares.size).astype(np.uint8).reshape(squares.shape)
+    for codes, named in ((even, True), (by_size, False)):
+        arrays = {f"opt_state.nu.blocks.mlp.{name}.w": codes for name in ("up", "down")}
+        arrays |= {"opt_state.nu.embed.w": even[0]}
+        saved = types.SimpleNamespace(
+            part=lambda prefix, a=arrays: {k.removeprefix(f"{prefix}."): x for k, x in a.items()}
+        )
+        monkeypatch.setattr(precision, "read_saved_steps", lambda evidence, s=saved: ([s], ""))
+        found = precision.check_codes(healthy(optim__name="mine:even_steps"))
+        assert [each.cause for each in found] == ["low_precision_state"] * named
+        assert not named or "8-bit numbers of which most are the same one" in found[0].evidence
+    assert precision.check_codes(healthy()) == []

@@ -96,7 +96,7 @@ def test_numbers_in_order_have_no_odd_windows_though_their_pairs_of_digits_diffe
 
 
 def test_a_shard_in_random_order_is_named_in_a_language_whose_letters_say_little_of_the_next():
-    """Words of random letters: of these the token before tells 0.7 nats; a tenth of the text in random order has none."""
+    """Words of random letters: the token before tells 0.7 nats; a tenth of the text in random order has none."""
     random = np.random.default_rng(2)
     words = [bytes(random.integers(97, 123, random.integers(2, 8)).astype(np.uint8)) for _ in range(400)]
     text = np.frombuffer(b" ".join(words[i] for i in random.integers(400, size=N * S)), np.uint8)[: N * S]

@@ -104,7 +104,7 @@ def count_replayed(evidence: Evidence) -> int:
 
 def _list_replays(evidence: Evidence) -> Iterator[tuple[int, int, int, bool]]:
     """(saved step, the line its replay is held to, the next saved step or the last, whether the replay reaches it)."""
-    logged, saved = [int(row["step"]) for row in evidence.rows], sorted(evidence.manifests)
+    logged, saved = [int(row["step"]) for row in evidence.rows], evidence.replayable
     for step, following in zip(saved, [*saved[1:], evidence.steps], strict=True):
         target = max((s for s in logged if step < s <= min(step + REPLAYED, following)), default=None)
         if target is not None:

@@ -129,7 +129,7 @@ def _list_probes(evidence: Evidence, subject: Subject, measured: Measured) -> It
 
 def _at_the_largest_lr(evidence: Evidence, last: Subject) -> Subject:
     """Load the run at the saved step with the largest LR: after a decay nothing is unstable."""
-    lr, saved = evidence.series("lr").finite(), sorted(evidence.manifests)
+    lr, saved = evidence.series("lr").finite(), evidence.replayable
     if not saved or not len(lr.steps):
         return last
     step = max(saved, key=lambda step: (float(np.interp(step, lr.steps, lr.values)), step))

@@ -93,7 +93,7 @@ def probe_lines(evidence: Evidence) -> dict[str, Any]:
     whole batches of whole sequences. `line_before/STEP`, `line_after/STEP`: losses of the steps beside it.
     """
     values: dict[str, Any] = {}
-    logged, saved = sorted(int(row["step"]) for row in evidence.rows), sorted(evidence.manifests)
+    logged, saved = sorted(int(row["step"]) for row in evidence.rows), evidence.replayable
     bounds = dict(zip(saved, [*saved[1:], evidence.steps], strict=True))
     usable = [step for step in saved if any(step < line <= min(step + REPLAYED, bounds[step]) for line in logged)]
     for step in _ends(usable):

@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 
+from scalelab.diagnose import rank
 from scalelab.diagnose.checks.logged.recomputed import check_lines
 from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.probes.probes import run_probes
 from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
 from scalelab.diagnose.verdict import Verdict
 from scalelab.train.single import train_single
@@ -81,3 +83,22 @@ def test_false_lines_are_named_and_a_tenfold_lr_learns_faster(trained, tmp_path,
     verdicts, *_ = diagnosed(run, capsys, "--live")
     assert "it is that of their EMA" in verdicts["val_loss_wrong"]["evidence"]
     assert "it is the loss of the step before" in verdicts["log_wrong"]["evidence"]
+
+
+@pytest.mark.full
+def test_steps_before_a_rate_that_was_halved_at_a_resume_are_not_taken_again(tmp_path):
+    """A constant rate, halved for the second part: what was taken at the old rate is none of the config's now."""
+    folder, stopped = tmp_path / "run", iter([False, False, False, True])
+    changes = {"schedule__name": "constant", "eval__every_steps": 60}
+    train_single(small_config(**changes), folder, stop=lambda: next(stopped))
+    train_single(small_config(**changes, optim__peak_lr=5e-3), folder)
+    evidence = gather_evidence(folder)
+    (changed,) = evidence.kinds("config_change")
+    assert "optim.peak_lr: 0.01 -> 0.005" in changed["text"]
+    assert evidence.replayable == [step for step in sorted(evidence.manifests) if step >= changed["step"]]
+    assert len(evidence.replayable) < len(evidence.manifests)
+    evidence = run_probes(evidence)
+    assert any(key.startswith("replay/") for key in evidence.probes)
+    assert [each.cause for each in rank.diagnose(evidence).verdicts if each.kind == "test"] == []
+    other = [{**changed, "text": "eval.batches: 2 -> 4, log.every_steps: 1 -> 10"}]
+    assert dataclasses.replace(evidence, events=other).replayable == sorted(evidence.manifests)

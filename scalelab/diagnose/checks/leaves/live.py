@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 
 from scalelab.config.checks.validate import parse_group_multipliers
-from scalelab.diagnose.checks.leaves.moved import HALF_ULP, SLOW, VANISHED, Moved, declared_frozen, find_stuck, join_names
+from scalelab.diagnose.checks.leaves.moved import (
+    HALF_ULP,
+    SLOW,
+    VANISHED,
+    Moved,
+    declared_frozen,
+    find_stuck,
+    join_names,
+)
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES

@@ -192,7 +192,7 @@ def find_moments(saved: SavedStep, name: str, part: str) -> dict[str, np.ndarray
 
 
 def _is_unreached(evidence: Evidence, stretch: Stretch, moved: Moved) -> bool:
-    """Whether a leaf's average gradient is so far below eps that no update comes of it: of weights that decayed away."""
+    """Whether a leaf's average gradient is far below eps, so that it has no update: behind weights that decayed."""
     moments = find_moments(stretch.after, moved.name, moved.part)
     first = [x for key, x in moments.items() if ".mu." in f".{key}"]
     least = VANISHED * float(evidence.values["optim.eps"] or 0.0)

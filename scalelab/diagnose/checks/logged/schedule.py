@@ -1,14 +1,12 @@
 """Judge the logged LR against the declared schedule at each logged step, and the schedule's end."""
 
-import re
-
 import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.diagnose.checks.logged import formulas
 from scalelab.diagnose.checks.logged.patterns import SAME_LR, name_pattern
-from scalelab.diagnose.evidence import Evidence, Series
+from scalelab.diagnose.evidence import CHANGED_KEY, Evidence, Series
 from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, make_verdict
 from scalelab.errors import BadInput, quote_path
 from scalelab.optim import schedules
@@ -19,9 +17,10 @@ DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and l
 SHORT_RUN = 50  # least steps of a run; in fewer the last step's LR is not near the schedule's end
 REACHED = 0.3  # of the declared peak, that a schedule comes to somewhere
 FLOOR_SHARE = 0.3  # share of a run after warm-up at the schedule's lowest LR, from which on a horizon is too short
+LONG_FLOOR = 0.5  # the same of a floor at which a run still learns, IDLE of the peak or more
+IDLE = 0.01
 CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # need not end low
 RESTARTS = ("resume", "branch", "fallback", "moved")
-CHANGED_KEY = re.compile(r"(?:^|, )([a-z]\w*\.\w+): (.*?) -> (.*?)(?=, [a-z]\w*\.\w+: |$)")
 CURVE_KEYS = ("schedule.", "optim.peak_lr", "train.steps", "train.global_batch", "train.accumulate")
 SLOWED = "LR and clip x"  # of an event of the guard in the first steps, which lowers both in the step itself
 EDGES, EDGE_SHARE = 2, 0.02  # lines that may differ from a formula, and their share
@@ -180,7 +179,7 @@ def _end(evidence: Evidence, lr: Series) -> Findings:
         return [make_verdict("schedule_wrong", "test", share / DECAYED, text, knob, confirm, (int(lr.steps[-1]),) * 2)]
     lowest = float(lr.values[lr.steps > evidence.values["schedule.warmup_steps"]].min(initial=largest))
     floor = np.mean(lr.values[lr.steps > evidence.steps / 20] <= lowest * 1.001)
-    if floor <= FLOOR_SHARE:
+    if floor <= (FLOOR_SHARE if lowest < IDLE * largest else LONG_FLOOR):
         return []
     first = int(lr.steps[(lr.values <= lowest * 1.001) & (lr.steps > evidence.steps / 20)][0])
     text = f"the LR is at its lowest, {lowest:.2g}, from step {first} on: for {floor:.0%} of the run"

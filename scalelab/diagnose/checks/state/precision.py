@@ -10,8 +10,39 @@ from scalelab.precision.policy import POLICIES
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative change of a number below which it is rounded away
 SCALE_FALL = 2.0**10  # first loss scale / lowest
 SKIPPED = 0.05  # share of skipped steps; loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
+SAME_CODE, FEW_CODES = 0.5, 256  # share of a layer's stored integers that are equal; numbers below which none is judged
 ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
 LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see checks/diagnosis/diagnose, 0.003
+
+
+def check_codes(evidence: Evidence) -> Findings:
+    """Judge a user's optimizer that keeps a state of the layers in integers, most of which are the same one.
+
+    Squares of gradients span decades inside a tensor: where half of them have one code, the format holds the largest
+    alone (Dettmers et al. 2022 store them by blocks, in steps that are not even).
+    """
+    saved, _ = read_saved_steps(evidence)
+    if ":" not in str(evidence.values["optim.name"]) or not saved:
+        return []
+    shares, bits = dict[str, float](), dict[str, int]()
+    for name, x in saved[-1].part("opt_state").items():
+        if "blocks." in name and x.dtype.kind in "iu" and x.ndim > 1 and x.size >= FEW_CODES:
+            shares[name] = float(np.unique(x, return_counts=True)[1].max() / x.size)
+            bits[name] = 8 * x.dtype.itemsize
+    same = [name for name, share in shares.items() if share > SAME_CODE]
+    if 2 * len(same) <= len(shares):
+        return []
+    worst = max(same, key=lambda name: shares[name])
+    text = (
+        f"{len(same)} of {len(shares)} arrays of the layers in the optimizer's state are of {bits[worst]}-bit numbers "
+    )
+    text += (
+        f"of which most are the same one ({worst}: {shares[worst]:.0%}): their steps are too wide for most gradients"
+    )
+    knob = f"keep moments in float32 in {str(evidence.values['optim.name']).partition(':')[2]}"
+    over = float(np.median([shares[name] for name in same])) / SAME_CODE
+    confirm = "a run beside it with fp32 moments"
+    return [make_verdict("low_precision_state", "test", 1 + over, text, knob, confirm)]
 
 
 @asks("formats of weights and moments")
@@ -128,4 +159,4 @@ def check_underflow(evidence: Evidence) -> Findings | None:
     return [make_verdict("underflow", "test", over, text, knob, confirm)]
 
 
-CHECKS = (check_state_formats, check_overflow, check_underflow)
+CHECKS = (check_state_formats, check_codes, check_overflow, check_underflow)
