@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 from checks.diagnosis.contract import __main__ as contract
 
-HALVES = tuple(f"later/{name}/{half}" for name in ("sixth", "seventh", "eighth") for half in ("open", "sealed"))
+HALVES = (
+    *(f"later/{name}/{half}" for name in ("sixth", "seventh", "eighth") for half in ("open", "sealed")),
+    "later/ninth/sealed",
+)
 
 
 def main(argv: Sequence[str]) -> int:

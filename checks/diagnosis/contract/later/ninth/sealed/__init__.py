@@ -1,0 +1,1 @@
+"""The half that is not opened before the checks are final."""
