@@ -100,8 +100,9 @@ class SweepAnswer:
 def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> SweepAnswer:
     """Answer which setting by `keys` is best; rows have `status`, `val_loss`, `train.seed` and the keys' values."""
     known = [row for row in rows if all(key in row for key in (*keys, SEED_KEY))]
-    settings = sorted(group_by_setting(known, keys), key=lambda setting: [*map(_order, setting.values.values())])
     design = find_design_keys(known, keys)
+    first = (*design, *keys)  # a table of a design goes from rung to rung
+    settings = sorted(group_by_setting(known, keys), key=lambda each: [_order(each.values[key]) for key in first])
     families: dict[str, list[SweptSetting]] = {}
     for setting in settings:
         families.setdefault(repr([setting.values[key] for key in design]), []).append(setting)
