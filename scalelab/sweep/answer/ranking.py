@@ -92,17 +92,19 @@ class SweepAnswer:
         return [each for each in alike if each.by_seed == setting.by_seed]
 
     def with_verdict(self, *verdicts: str) -> list[SweptSetting]:
-        """The settings with one of these verdicts, best rank first."""
-        ranked = [each for each in self.settings if each.verdict in verdicts]
-        return [each.setting for each in sorted(ranked, key=lambda each: each.rank or math.inf)]
+        """The settings with one of these verdicts, best rank first; of a design from rung to rung."""
+
+        def place(each: RankedSetting) -> tuple[Any, float]:
+            return [_order(each.setting.values[key]) for key in self.design], each.rank or math.inf
+
+        return [each.setting for each in sorted(self.settings, key=place) if each.verdict in verdicts]
 
 
 def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> SweepAnswer:
     """Answer which setting by `keys` is best; rows have `status`, `val_loss`, `train.seed` and the keys' values."""
     known = [row for row in rows if all(key in row for key in (*keys, SEED_KEY))]
+    settings = sorted(group_by_setting(known, keys), key=lambda setting: [*map(_order, setting.values.values())])
     design = find_design_keys(known, keys)
-    first = (*design, *keys)  # a table of a design goes from rung to rung
-    settings = sorted(group_by_setting(known, keys), key=lambda each: [_order(each.values[key]) for key in first])
     families: dict[str, list[SweptSetting]] = {}
     for setting in settings:
         families.setdefault(repr([setting.values[key] for key in design]), []).append(setting)
