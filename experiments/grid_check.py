@@ -81,7 +81,7 @@ def _best_budget(base: ConfigDict, width: int) -> float:
 
 
 def refuse_options(study: LadderStudy, faults: Sequence[str], of_grid: bool) -> None:
-    """BadInput with all faults of the options and of the runs in one line; if some are of the grid, with one that works."""
+    """BadInput with all faults of options and runs in one line; if some are of the grid, with one that works."""
     if faults:
         beyond = dataclasses.replace(study, holdout_flops=HOLDOUT_FACTOR * max(study.grid, default=0.0))
         of_runs = find_faults(beyond) if study.grid and all(study.grid.values()) else []
@@ -103,6 +103,4 @@ def make_runs(study: LadderStudy) -> tuple[dict[str, ConfigDict], dict[str, Conf
 def _refuse(study: LadderStudy, faults: Sequence[str], of_grid: bool) -> NoReturn:
     more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
     grid = propose_grid(study.base, study.rule, list(study.grid)) if of_grid else ""
-    raise BadInput(
-        "; ".join([*faults[:MOST_FAULTS], *more]) + (f"; a grid that works here: {grid}" if grid else "")
-    )
+    raise BadInput("; ".join([*faults[:MOST_FAULTS], *more]) + (f"; a grid that works here: {grid}" if grid else ""))

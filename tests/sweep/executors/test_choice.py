@@ -107,5 +107,5 @@ def test_a_machine_that_lacks_one_of_slurms_commands_is_refused_in_one_line(clus
 
 def test_slurm_that_does_not_answer_is_said(cluster, tmp_path, monkeypatch):
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: fatal: no config' >&2; exit 1\n")
-    with pytest.raises(BadInput, match="Slurm doesn't answer: sbatch: no config .*--dry-run` prints the batch script"):
+    with pytest.raises(BadInput, match=r"Slurm doesn't answer: sbatch: no config .*--dry-run` prints the batch script"):
         slurm.SlurmArray(tmp_path, {"partition": "main"})
