@@ -1,7 +1,10 @@
 """What is wrong with the grid of an IsoFLOP study, all of it at once, and a grid that works."""
 
+import dataclasses
 import math
+import re
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ml_collections import ConfigDict
 
@@ -18,20 +21,21 @@ WIDTHS = (16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022: near here the best size of a budget lies
 SPREAD = 16.0  # sizes whose own budget is within this factor of the study's bracket its minima
 HOLDOUT_FACTOR = 4
-MOST_FAULTS = 4  # in one line
+MOST_FAULTS = 5  # in one line
 
 
 def find_faults(study: LadderStudy) -> list[str]:
-    """Find why runs of the study can't be made: each reason once, with the number of runs that it stops."""
-    counts: dict[str, list[str]] = {}
+    """Find why runs of the study can't be made: each reason once, its numbers aside, with the runs that it stops."""
+    counts: dict[str, tuple[str, list[str]]] = {}
     for budget, sizes in study.grid.items():
         for size in sizes:
             try:
                 ladder.make_rung(study.base, size, budget, study.rule)
             except BadInput as fault:
-                counts.setdefault(str(fault), []).append(f"{budget:.3g} x {size}")
+                _, cells = counts.setdefault(re.sub(r"[\d.e+-]+", "#", str(fault)), (str(fault), []))
+                cells.append(f"{budget:.3g} x {size}")
     if counts:
-        return [f"{', '.join(cells[:3])}{', …' * (len(cells) > 3)}: {why}" for why, cells in counts.items()]
+        return [f"{', '.join(cells[:3])}{', …' * (len(cells) > 3)}: {why}" for why, cells in counts.values()]
     try:
         check_runs(study)
         holdout_runs(study)
@@ -44,15 +48,18 @@ def propose_grid(base: ConfigDict, rule: LadderRule, budgets: Sequence[float]) -
     """Propose options of a grid whose runs can all be made, near `budgets` if there are enough of them; "" if none is.
 
     Sizes are those whose best budget, at 20 tokens a parameter, is near the budgets: their minima are then bracketed.
+    No budget is beyond the largest of `budgets`, or twice that of a middle size: a proposal should not cost days.
     """
     low, high = rule.ranges.get("d_model", (WIDTHS[0], WIDTHS[-1]))
     flops_of = {width: flops for width in WIDTHS if low <= width <= high and (flops := _best_budget(base, width))}
     if len(flops_of) < LEAST:
         return ""
     middle = float(f"{list(flops_of.values())[min(len(flops_of), MOST_SIZES) // 2]:.0e}")
-    asked = sorted(set(budgets)) if len(set(budgets)) >= LEAST else [middle / 2, middle, 2 * middle]
-    for factor in (1, 2, 4, 8, 16, 64, 256, 1024):
-        grid = [factor * budget for budget in asked]
+    usual = [middle / 2, middle, 2 * middle]
+    asked = sorted(set(budgets)) if len(set(budgets)) >= LEAST else usual
+    grids = [[factor * budget for budget in asked] for factor in (1, 2, 4, 8, 16, 64, 256, 1024)]
+    most = max(usual[-1], asked[-1])
+    for grid in [*(grid for grid in grids if grid[-1] <= most), usual]:
         centre = math.sqrt(grid[0] * grid[-1])
         near = sorted(flops_of, key=lambda width: abs(math.log(flops_of[width] / centre)))
         sizes = [w for w in near if grid[0] / SPREAD <= flops_of[w] <= grid[-1] * SPREAD][:MOST_SIZES]
@@ -74,10 +81,11 @@ def _best_budget(base: ConfigDict, width: int) -> float:
 
 
 def refuse_options(study: LadderStudy, faults: Sequence[str], of_grid: bool) -> None:
-    """BadInput with all faults of the options in one line; if some are of the grid, also with one that works."""
+    """BadInput with all faults of options and runs in one line; if some are of the grid, with one that works."""
     if faults:
-        grid = propose_grid(study.base, study.rule, list(study.grid)) if of_grid else ""
-        raise BadInput("; ".join(faults) + (f"; a grid that works here: {grid}" if grid else ""))
+        beyond = dataclasses.replace(study, holdout_flops=HOLDOUT_FACTOR * max(study.grid, default=0.0))
+        of_runs = find_faults(beyond) if study.grid and all(study.grid.values()) else []
+        _refuse(study, [*faults, *of_runs], of_grid or bool(of_runs))
 
 
 def make_runs(study: LadderStudy) -> tuple[dict[str, ConfigDict], dict[str, ConfigDict]]:
@@ -86,8 +94,13 @@ def make_runs(study: LadderStudy) -> tuple[dict[str, ConfigDict], dict[str, Conf
         runs = fit_runs(study), check_runs(study)
         holdout_runs(study)
     except BadInput:
-        faults = find_faults(study)
-        more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-        refuse_options(study, [*faults[:MOST_FAULTS], *more], True)
+        if faults := find_faults(study):
+            _refuse(study, faults, True)
         raise
     return runs
+
+
+def _refuse(study: LadderStudy, faults: Sequence[str], of_grid: bool) -> NoReturn:
+    more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+    grid = propose_grid(study.base, study.rule, list(study.grid)) if of_grid else ""
+    raise BadInput("; ".join([*faults[:MOST_FAULTS], *more]) + (f"; a grid that works here: {grid}" if grid else ""))

@@ -220,6 +220,13 @@ def test_a_notebook_prints_what_it_holds(name):
     check_notebook(name, skip={notebook.SLOW})
 
 
+def test_recomputing_the_forward_adds_at_most_a_third_to_the_mfu():
+    """A forward is a third of a step; the figure once showed HFU of 95 to 100 % beside an MFU of 42 to 45 %."""
+    text = "".join(outputs_of(json.loads((COURSE / "systems.ipynb").read_text())))
+    pairs = [(float(mfu), float(hfu)) for mfu, hfu in re.findall(r"MFU ([\d.]+)%, HFU ([\d.]+)%", text)]
+    assert len(pairs) == 4 and all(1.2 < hfu / mfu < 4 / 3 + 0.01 for mfu, hfu in pairs)
+
+
 @pytest.mark.slow
 def test_the_slow_part_of_the_theory_too():
     check_notebook("theory", skip=())

@@ -268,7 +268,7 @@ def check_tree(config: "ConfigDict") -> None:
         elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
             raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")
         elif value is None and known[key] is not None:
-            raise BadInput(f"{key}=None: a value is needed (default: {known[key]})")
+            raise BadInput(f"{key}=None: a value is needed (default: {known[key]}; `scalelab config {key}`: which)")
     missing = sorted(set(known) - set(given))
     if missing:
         raise BadInput(f"the config lacks {missing[0]!r}: start from scalelab.configs.base.get_config()")

@@ -206,6 +206,7 @@ def test_an_error_in_a_config_file_gives_file_and_line(tmp_path, monkeypatch, bo
         ("c.optim.peak_lrr = 1.0", "unknown config key 'optim.peak_lrr'; did you mean 'optim.peak_lr'?"),
         ("c.seed = 1", "config.seed is 1"),
         ("c.model.d_ff = True", "model.d_ff=True must be of type int"),
+        ("c.optim.clip_norm = None", "a value is needed (default: 1.0; `scalelab config optim.clip_norm`: which)"),
         ("c.train.steps = None", "train.steps=None"),
         ("del c.optim.eps", "the config lacks 'optim.eps'"),
         ("del c['optim']", "the config lacks 'optim."),

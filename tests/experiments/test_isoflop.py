@@ -260,6 +260,19 @@ def test_all_faults_stand_in_one_line_with_a_grid_that_works(tmp_path, capsys):
     assert "--budgets has 1 and --sizes has 2" in line and "24.5 is not" in line and "--workdir=DIR is needed" in line
 
 
+@pytest.mark.full
+def test_faults_of_options_and_of_runs_stand_in_one_line_and_the_grid_that_works_is_no_dearer(tmp_path, capsys):
+    """A stranger's first line had both kinds; the second came after the first was mended, with 5e15 FLOPs proposed."""
+    given = ["--budgets=1e8,1e9,5e12", "--sizes=4,16,24,200", "--holdout-flops=1e12", f"--workdir={tmp_path / 'w'}"]
+    assert isoflop.main(given) == 2
+    line = capsys.readouterr().err
+    assert "not beyond the largest budget" in line and "model.d_head=1 must be even" in line
+    assert line.count("steps at d_model") == 1 and "d_model 16 to 80, not 200" in line and line.count("\n") == 1
+    works = line.partition("a grid that works here: ")[2].split()
+    study, _ = isoflop.parse_arguments([*works, given[-1]], trains=True)
+    assert max(study.grid) <= 5e12 and len(grid_check.make_runs(study)[0]) >= 9
+
+
 def test_a_dry_run_plans_the_study_and_leaves_no_file(tmp_path, capsys):
     assert (
         isoflop.main(

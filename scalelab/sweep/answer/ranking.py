@@ -92,9 +92,12 @@ class SweepAnswer:
         return [each for each in alike if each.by_seed == setting.by_seed]
 
     def with_verdict(self, *verdicts: str) -> list[SweptSetting]:
-        """The settings with one of these verdicts, best rank first."""
-        ranked = [each for each in self.settings if each.verdict in verdicts]
-        return [each.setting for each in sorted(ranked, key=lambda each: each.rank or math.inf)]
+        """The settings with one of these verdicts, best rank first; of a design from rung to rung."""
+
+        def place(each: RankedSetting) -> tuple[Any, float]:
+            return [_order(each.setting.values[key]) for key in self.design], each.rank or math.inf
+
+        return [each.setting for each in sorted(self.settings, key=place) if each.verdict in verdicts]
 
 
 def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> SweepAnswer:

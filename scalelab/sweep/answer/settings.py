@@ -149,8 +149,9 @@ def varying_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _may_follow(key: str) -> bool:
-    """Whether a value may be derived from others; a learning rate never is."""
-    return key != "optim.peak_lr" and default_values().get(key, key) is None
+    """Whether a value may be derived from others, as when to validate is from the steps; a learning rate never is."""
+    derived = key.startswith("eval.") or default_values().get(key, key) is None
+    return key != "optim.peak_lr" and derived
 
 
 def setting_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:

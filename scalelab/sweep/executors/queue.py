@@ -10,6 +10,7 @@ from typing import NamedTuple
 from scalelab.errors import BadInput
 
 TIMEOUT_S = 60.0
+DRY_RUN = "`scalelab sweep --dry-run` prints the batch script without one"
 FINISHED_STATES = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 
 
@@ -31,7 +32,9 @@ def require_slurm() -> None:
     """BadInput where Slurm's commands are not installed."""
     for command in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
         if not shutil.which(command):
-            raise BadInput(f"--executor=slurm: there is no {command} on PATH; run it on a login node of the cluster")
+            raise BadInput(
+                f"--executor=slurm: there is no {command} on PATH; run it on a login node of the cluster ({DRY_RUN})"
+            )
 
 
 def list_jobs(name: str) -> list[QueuedJob]:

@@ -207,7 +207,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     try:
         known = queue.list_options()
     except OSError as error:
-        raise BadInput(f"--executor=slurm: Slurm doesn't answer: {error}") from None
+        raise BadInput(f"--executor=slurm: Slurm doesn't answer: {error} ({queue.DRY_RUN})") from None
     refuse_reserved(settings)
     refuse_unknown(settings, known)
 

@@ -55,6 +55,11 @@ def test_limits_do_not_follow_what_came_out(study):
     assert set(limits.LIMITS[study]) <= {row["name"] for row in result["checks"]}
 
 
+@pytest.mark.parametrize(("name", "row"), CHECKS, ids=lambda each: each if isinstance(each, str) else each["name"][:40])
+def test_a_study_that_says_no_says_why(name, row):
+    assert verdict_of(row) != "**no**" or row.get("reason"), f"{name} says no without a sentence (limits.py)"
+
+
 def test_what_can_not_be_tested_and_why_it_says_no_stand_on_the_page():
     for name, result in committed_results().items():
         for line in explain_verdicts(result):

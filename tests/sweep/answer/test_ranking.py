@@ -193,6 +193,7 @@ def test_in_a_design_settings_are_ranked_at_each_size():
     answer = answer_sweep(table, [LR, "train.steps"])
     shown = {(each.setting.values["train.steps"], each.setting.values[LR]): each.verdict for each in answer.settings}
     assert shown == {(100, 3e-3): "best", (400, 1e-3): "best", (100, 1e-3): "worse", (400, 3e-3): "worse"}
+    assert [each.values["train.steps"] for each in answer.with_verdict("best")] == [100, 400]  # from rung to rung
     text = " ".join(wording.describe_answer(answer))
     assert "With train.steps = 100: best optim.peak_lr = 0.003, loss 3.9" in text and answer.best is None
 

@@ -67,3 +67,5 @@ def test_what_was_chosen_names_a_setting_and_not_what_follows_from_it():
     ]
     assert setting_keys(rows) == ["model.d_model", LR]
     assert setting_keys(rows[:2]) == [] and setting_keys(rows[:4]) == [LR]
+    rungs = [{"eval.every_steps": n, "train.steps": n} for n in (58, 175)]  # seen: the first, of an ablation
+    assert setting_keys(rungs) == ["train.steps"]

@@ -102,9 +102,10 @@ def test_a_machine_that_lacks_one_of_slurms_commands_is_refused_in_one_line(clus
     (cluster / "srun").unlink()  # submitit needs it, and jobs call it
     line = refused(capsys, tmp_path / "s", "--executor=slurm")
     assert "there is no srun on PATH; run it on a login node" in line and not (tmp_path / "s" / "runs").exists()
+    assert "`scalelab sweep --dry-run` prints the batch script without one" in line
 
 
 def test_slurm_that_does_not_answer_is_said(cluster, tmp_path, monkeypatch):
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: fatal: no config' >&2; exit 1\n")
-    with pytest.raises(BadInput, match="Slurm doesn't answer: sbatch: no config"):
+    with pytest.raises(BadInput, match=r"Slurm doesn't answer: sbatch: no config .*--dry-run` prints the batch script"):
         slurm.SlurmArray(tmp_path, {"partition": "main"})
