@@ -253,3 +253,8 @@ def _estimate_on(option: Static, backend: str, capacity: int, capability: Capabi
     """`estimate_memory`, cached: a plan's searches ask for the same options. Callers must not modify it."""
     count = estimated_activations.estimate_saved_activations
     return memory_on_backend(option, backend, capacity, 1, count, capability)
+
+
+def count_accounted() -> int:
+    """Options whose memory or time the searches of this process have accounted for: what a line of progress counts."""
+    return _estimate_on.cache_info().misses + _full_step_s.cache_info().misses
