@@ -107,8 +107,8 @@ def first_alike(name: str) -> str:
     """The first policy whose passes are those of this one: how parameters and moments are stored is no part of them."""
 
     def passes(name: str) -> Policy:
-        stored = {"parameters": "float32", "rounding": "nearest", "moments": "float32"}
-        return dataclasses.replace(POLICIES[name], name="", harm="", **stored)
+        policy = dataclasses.replace(POLICIES[name], name="", harm="")
+        return dataclasses.replace(policy, parameters=FP32.parameters, rounding=FP32.rounding, moments=FP32.moments)
 
     return next(other for other in POLICIES if passes(other) == passes(name))
 
