@@ -120,7 +120,7 @@ def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, 
         assert counts == sorted(counts), option.layout
 
 
-def test_where_nothing_fits_few_blocks_are_traced(monkeypatch):
+def test_where_nothing_fits_nothing_is_traced_or_timed(monkeypatch):
     """OLMoE on 8 H100 of 5 GiB: none of its layouts fits, and none is timed."""
     asked, machine, options = space("olmoe_1b_7b", "h100", 8, 5)
     traced, timed = [], []
