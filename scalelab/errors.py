@@ -83,6 +83,12 @@ OTHER_NAMES = {
     **dict.fromkeys(("dollars", "money", "cost"), ("budget",)),
     **dict.fromkeys(("resamples", "bootstraps", "n_bootstrap", "num_bootstrap", "n_boot"), ("bootstrap",)),
     **dict.fromkeys(("compute", "target_compute", "flop", "target_c"), ("target_flops", "flops")),
+    **dict.fromkeys(("dp", "data_parallel", "replicas"), ("data",)),
+    **dict.fromkeys(("tp", "tensor_parallel", "tensor_model_parallel_size"), ("tensor",)),
+    **dict.fromkeys(("pp", "pipeline", "stages", "pipeline_model_parallel_size"), ("stage",)),
+    **dict.fromkeys(("cp", "context_parallel_size"), ("context",)),
+    **dict.fromkeys(("ep", "expert_model_parallel_size"), ("expert",)),
+    **dict.fromkeys(("sp", "sequence_parallel"), ("sequence",)),
 }
 NOT_COUNTED_ALIKE = ("nodes", "num_nodes")  # other names whose values are of another unit
 ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it

@@ -34,10 +34,29 @@ def resolve_layout(layout: Layout, devices: int) -> Layout:
     if devices % fixed or (not free and fixed not in (1, devices)):
         good = max(k for k in range(1, fixed + 1) if devices % k == 0) if free else devices
         raise BadInput(
-            f"parallel: {product} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
+            f"parallel: {product} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}, e.g. "
+            f"{_nearest_mesh(sizes, devices)}"
         )
     resolved: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
     return with_fields(layout, **resolved)
+
+
+def _nearest_mesh(sizes: Mapping[str, int], devices: int) -> str:
+    """Sizes near those asked for, smallest first, that multiply to the devices; what is left over goes to fsdp or data.
+
+    Nearest is a size that the one asked for divides, or that divides it, if the devices have one beside 1.
+    """
+    asked, rest, near = {axis: size for axis, size in sizes.items() if size > 1}, devices, dict[str, int]()
+    free = next((axis for axis, size in sizes.items() if size == -1), None)
+    for axis, size in sorted(asked.items(), key=lambda entry: entry[1]):
+        most = min(rest, size) if free else rest
+        known = [k for k in range(2, most + 1) if rest % k == 0] or [1]
+        related = [k for k in known if k % size == 0 or size % k == 0]
+        near[axis] = min(related or known, key=lambda k: abs(math.log(k / size)))
+        rest //= near[axis]
+    over = free or ("data" if "fsdp" in near or rest & (rest - 1) else "fsdp")
+    near[over] = near.get(over, 1) * rest
+    return " x ".join(f"{axis}={near[axis]}" for axis in MESH_AXES if near.get(axis, 1) > 1)
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -99,6 +100,17 @@ POLICIES = {
     "bf16_kahan": _half("bf16_kahan", "bfloat16", parameters="bfloat16", rounding="kahan"),
 }  # fmt: skip
 FP32 = POLICIES["fp32"]
+
+
+@functools.cache
+def first_alike(name: str) -> str:
+    """The first policy whose passes are those of this one: how parameters and moments are stored is no part of them."""
+
+    def passes(name: str) -> Policy:
+        policy = dataclasses.replace(POLICIES[name], name="", harm="")
+        return dataclasses.replace(policy, parameters=FP32.parameters, rounding=FP32.rounding, moments=FP32.moments)
+
+    return next(other for other in POLICIES if passes(other) == passes(name))
 
 
 def array_dtype(name: str) -> jnp.dtype:

@@ -23,10 +23,11 @@ SIZES = {"model.d_model": 16, "model.n_heads": 4, "model.d_head": 4, "train.glob
 EXPERTS = "model.block=experts model.n_experts"
 # On 8 devices: what is changed -> every part of the answer, both numbers and the nearest valid ones.
 REFUSED = {
-    "data=3": ("parallel: data=3 is a mesh of 3, and there are 8 devices", "nearest product: 8"),
-    "data=4 tensor=4": ("mesh of 16, and there are 8 devices", "nearest product: 8"),
-    "fsdp=2": ("mesh of 2, and there are 8 devices", "nearest product: 8"),
-    "data=-1 tensor=3": ("mesh of 3, and there are 8 devices", "nearest product: 2"),
+    "data=3": ("parallel: data=3 is a mesh of 3, and there are 8 devices", "nearest product: 8, e.g. data=4 x fsdp=2"),
+    "data=4 tensor=4": ("mesh of 16, and there are 8 devices", "nearest product: 8, e.g. data=4 x tensor=2"),
+    "fsdp=2": ("mesh of 2, and there are 8 devices", "nearest product: 8, e.g. data=4 x fsdp=2"),
+    "fsdp=3 tensor=2": ("mesh of 6, and there are 8 devices", "nearest product: 8, e.g. fsdp=4 x tensor=2"),
+    "data=-1 tensor=3": ("mesh of 3, and there are 8 devices", "nearest product: 2, e.g. data=4 x tensor=2"),
     "data=-1 fsdp=-1": ("parallel.data=-1 and parallel.fsdp=-1", "only one size may be the rest"),
     "data=0": ("parallel.data=0", "1 or more, or -1 for the rest"),
     "fsdp=8 zero=4": ("parallel.zero=4 is outside [0, 3]", "nearest bound: 3"),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalelab import api
+from scalelab.commands.plan import waiting
 from scalelab.commands.plan.options import RUN_OPTIONS
 from scalelab.commands.plan.verdict_text import (
     DAY_S,
@@ -33,16 +34,17 @@ def compare_counts(options: Any, config: Any, efficiency: Any) -> dict[str, Any]
         nearest = f"--devices={low}" if low else f"leave --{'days' if options.budget is None else 'budget'} out"
         raise BadInput(f"--{given[0].replace('_', '-')} is for one number of devices; nearest: {nearest}")
     limits = Limits(options.days, options.budget)
-    plans = api.plan_counts(
-        config,
-        options.hardware,
-        low,
-        high,
-        efficiency=efficiency,
-        price_per_hour=options.price,
-        days=options.days,
-        dollars=options.budget,
-    )
+    with waiting.show_search():
+        plans = api.plan_counts(
+            config,
+            options.hardware,
+            low,
+            high,
+            efficiency=efficiency,
+            price_per_hour=options.price,
+            days=options.days,
+            dollars=options.budget,
+        )
 
     fitting = {devices: option for devices, option in plans.items() if option}
     chosen = pick_count(fitting, limits) if fitting else None

@@ -11,19 +11,22 @@ from scalelab.errors import BadInput
 
 def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[str, Any]:
     """Plan a config and a changed one; print both unless JSON goes to standard output."""
+    from scalelab.commands.plan import waiting
+
     for name in sorted(set(RUN_OPTIONS) - {"mesh", "against"}):
         if getattr(options, name) not in (None, False):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --against; leave one of them out")
-    comparison = api.plan_against(
-        options.config,
-        options.against,
-        options.hardware,
-        options.devices,
-        options.mesh,
-        overrides,
-        efficiency=efficiency,
-        price_per_hour=options.price,
-    )
+    with waiting.show_search():
+        comparison = api.plan_against(
+            options.config,
+            options.against,
+            options.hardware,
+            options.devices,
+            options.mesh,
+            overrides,
+            efficiency=efficiency,
+            price_per_hour=options.price,
+        )
     if options.json != "-":
         from scalelab.commands.plan import against_text
 
@@ -33,24 +36,27 @@ def plan_against(options: Any, overrides: CommandLine, efficiency: Any) -> dict[
 
 def plan_on_machine(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Answer a budget on each machine that was named, the best first."""
+    from scalelab.commands.plan import waiting
+
     if options.hardware is None:
         raise BadInput(
             "--budget needs a machine and its price: e.g. --hardware=h100:2.5 (an unknown name lists all kinds)"
         )
-    answers = api.plan_on_machine(
-        options.hardware,
-        flops=options.flops,
-        tokens=options.tokens,
-        params=options.params,
-        target_loss=options.target_loss,
-        gpu_hours=options.gpu_hours,
-        dollars=options.budget,
-        devices=options.devices,
-        days=options.days,
-        price_per_hour=options.price,
-        law=options.law,
-        overrides=overrides,
-    )
+    with waiting.show_search():
+        answers = api.plan_on_machine(
+            options.hardware,
+            flops=options.flops,
+            tokens=options.tokens,
+            params=options.params,
+            target_loss=options.target_loss,
+            gpu_hours=options.gpu_hours,
+            dollars=options.budget,
+            devices=options.devices,
+            days=options.days,
+            price_per_hour=options.price,
+            law=options.law,
+            overrides=overrides,
+        )
     if options.json != "-":
         from scalelab.commands.plan import answer_text
 

@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
-    from scalelab.commands.plan import counts, verdict_text
+    from scalelab.commands.plan import counts, verdict_text, waiting
     from scalelab.commands.plan import text as plantext
     from scalelab.plan.search.single_gpu import list_trainable
 
@@ -114,21 +114,22 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
         return counts.compare_counts(options, config, efficiency) | facts
     if options.against:
         return on_machine.plan_against(options, overrides, efficiency)
-    run_plan = api.plan(
-        config,
-        options.hardware,
-        options.devices,
-        options.mesh,
-        efficiency=efficiency,
-        price_per_hour=options.price,
-        critical_tokens=options.critical_batch,
-        mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
-        restart_s=options.restart_minutes and options.restart_minutes * 60,
-        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9,
-        compile=options.compile,
-        serve=(options.serve_batch or 1, options.serve_context or 0),
-        free=options.free or (),
-    )
+    with waiting.show_search():
+        run_plan = api.plan(
+            config,
+            options.hardware,
+            options.devices,
+            options.mesh,
+            efficiency=efficiency,
+            price_per_hour=options.price,
+            critical_tokens=options.critical_batch,
+            mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+            restart_s=options.restart_minutes and options.restart_minutes * 60,
+            write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9,
+            compile=options.compile,
+            serve=(options.serve_batch or 1, options.serve_context or 0),
+            free=options.free or (),
+        )
     if options.json != "-":
         served = options.serve_batch is not None or options.serve_context is not None
         text = plantext.describe_plan(

@@ -4,6 +4,7 @@ For who compares many layouts; `saved_activations.py` counts them.
 """
 
 import math
+from collections.abc import Callable
 
 from scalelab.config import Static, with_fields
 from scalelab.config.choices import pick
@@ -15,6 +16,8 @@ from scalelab.plan.step.device_share import sequences_per_device
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import target_platform
 
+CountBlock = Callable[[Static, bool], SavedActivations]  # of a model of one kind of block; whether it is recomputed
+
 
 def estimate_saved_activations(static: Static) -> SavedActivations:
     """`saved_activations.count_saved_activations` within some 15 %: nothing is traced but a block.
@@ -22,15 +25,30 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     Layers under `full` keep the stream, under `dots` besides the outputs of all their products but the last, in the
     format of activations, under `none` what a block keeps; besides what lies outside, and the head's gradient.
     """
+    return _sum_layers(static, count_block_activations)
+
+
+def least_saved_activations(static: Static) -> SavedActivations:
+    """`estimate_saved_activations` without what only a trace of a block can tell."""
+    return _sum_layers(static, least_block_activations)
+
+
+def least_block_activations(static: Static, recomputed: bool = False) -> SavedActivations:
+    """`saved_activations.count_block_activations` without its trace: what is sent between experts' devices."""
+    return SavedActivations(expert_rows.buffered_bytes(static, recomputed), 0)
+
+
+def _sum_layers(static: Static, count_block: CountBlock) -> SavedActivations:
+    """What all layers keep, each kind's with what `count_block` says, and what lies outside."""
     shape = static.model
     each_kind = kinds(shape).items()
-    grown = sum(depth * _estimate_layer(with_fields(static, model=kind)) for kind, depth in each_kind)
+    grown = sum(depth * _estimate_layer(with_fields(static, model=kind), count_block) for kind, depth in each_kind)
     return SavedActivations(
         grown + bytes_outside_blocks(static), 4 * shape.d_model * shape.vocab_size // static.layout.tensor
     )
 
 
-def _estimate_layer(static: Static) -> int:
+def _estimate_layer(static: Static, count_block: CountBlock) -> int:
     """Bytes that a layer of a model of one kind keeps of a sequence."""
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, each = array_dtype(policy.residual).itemsize, array_dtype(policy.compute).itemsize
@@ -47,7 +65,7 @@ def _estimate_layer(static: Static) -> int:
     if shape.remat == "none":
         # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
         keeps_input = shape.norm_place != "after" or width == each
-        layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
+        layer["none"] = count_block(static, False).row_bytes + keeps_input * width * stream
     each_layer: int = pick(layer, "model.remat", shape.remat, "estimate of memory")
     return each_layer
 

@@ -31,6 +31,17 @@ def state_bytes_on_devices(static: Static) -> int:
     return sum(x.size * x.dtype.itemsize for x in leaves) - state_lib.host_bytes(static)
 
 
+def total_bytes(static: Static) -> tuple[int, int, int]:
+    """Bytes on all devices together: of parameters, of one micro-batch's gradients, and of the rest of the state.
+
+    Gradients of updates layer by layer are left out.
+    """
+    stored = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_lib.state_shapes(static).params))
+    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
+    gradients = 0 if static.updates_layers else 4 * sum(d.size for d in declared)
+    return stored, gradients, state_bytes_on_devices(static) - stored
+
+
 def state_bytes(static: Static) -> dict[str, int]:
     """Bytes of a state's parts on a device, laid out as by `state.state_specs`. Cached: do not modify it."""
     return _cached_state_bytes(_state_key(static))

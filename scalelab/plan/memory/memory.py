@@ -7,12 +7,13 @@ peaks of steps compiled for TPUs and H100s stands in checks/results/compiled.md.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 
-from scalelab.config import Layout, Static, with_fields
+from scalelab.config import Layout, ModelShape, Static, with_fields
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
@@ -78,23 +79,46 @@ def memory_on_backend(
     capability: Capability | None = None,
 ) -> Memory:
     """`step_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
-    kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
-    way = static.model.expert_products
-    way = CHOOSERS[way](backend) if way in CHOOSERS else way
-    static = with_fields(static, model=with_fields(static.model, attention=kernel, expert_products=way))
+    static = _on_backend(static, backend, capability)
     grown, fixed = _saved_bytes(static, count_saved)
     components = {name: trials * size for name, size in state_bytes(static).items()} | {
         "gradients": gradient_bytes(static),
         "activations": grown + fixed,
         "logits": _logits_bytes(static, backend),
         "temporary": _temporary_bytes(static, backend),
-        "batch": 4 * math.ceil(static.global_batch / static.layout.batch_parts) * (static.model.seq_len + 1),
+        "batch": _batch_bytes(static),
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
     notes, formula = tuple(_memory_notes(static)), megatron.formula_bytes(static)
     margin, has_experts = capacity - total, static.model.n_experts > 0
     return Memory(components, total, least, capacity, total <= capacity, margin, formula, notes, has_experts)
+
+
+def untraced_bytes(static: Static, backend: str, capability: Capability | None = None) -> int:
+    """Bytes beside `held.held_bytes` that an estimate of a step adds at least: those that need no trace of a block."""
+    static = _on_backend(static, backend, capability)
+    saved = sum(_saved_bytes(static, estimated_activations.least_saved_activations))
+    temporary = _temporary_bytes(static, backend, estimated_activations.least_block_activations)
+    return saved + _logits_bytes(static, backend) + temporary + _batch_bytes(static)
+
+
+def _on_backend(static: Static, backend: str, capability: Capability | None) -> Static:
+    """`static` with its kernel of attention and its way to multiply experts chosen."""
+    kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
+    way = static.model.expert_products
+    way = CHOOSERS[way](backend) if way in CHOOSERS else way
+    return with_fields(static, model=_computed_by(static.model, kernel, way))
+
+
+@functools.cache
+def _computed_by(shape: ModelShape, kernel: str, way: str) -> ModelShape:
+    """Cached so that what is known of one shape is found by identity: a search asks tens of thousands of times."""
+    return with_fields(shape, attention=kernel, expert_products=way)
+
+
+def _batch_bytes(static: Static) -> int:
+    return 4 * math.ceil(static.global_batch / static.layout.batch_parts) * (static.model.seq_len + 1)
 
 
 def _saved_bytes(
@@ -140,7 +164,13 @@ def _logits_bytes(static: Static, backend: str) -> int:
     return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary_rows(static)
 
 
-def _temporary_bytes(static: Static, backend: str) -> int:
+def _temporary_bytes(
+    static: Static,
+    backend: str,
+    count_block: Callable[
+        [Static, bool], saved_activations.SavedActivations
+    ] = saved_activations.count_block_activations,
+) -> int:
     """An estimate of what comes and goes beside the rest: at the height of a block's backward, or of the head.
 
     After what compilers were seen to do (checks/compilers/compiled.py). A block's backward holds what the block keeps
@@ -158,7 +188,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     each_kind = [with_fields(static, model=kind) for kind in kinds(shape)]
-    block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
+    block = max(count_block(kind, True).bytes(rows) for kind in each_kind)
     block += max(weight * (multiplied + 4), expert_rows.matrix_entries(static, backend) * (width + 4))
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)

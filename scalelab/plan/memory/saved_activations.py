@@ -29,7 +29,7 @@ from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.device_share import filled_up_shape
 from scalelab.precision import delayed
-from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.precision.policy import POLICIES, array_dtype, first_alike
 from scalelab.precision.products import product_precision
 from scalelab.sharding import (
     BATCH_AXES,
@@ -114,6 +114,7 @@ def _canonical_static(static: Static) -> Static:
     )
     return with_fields(
         static,
+        precision=first_alike(static.precision),
         optim=Optim(),
         schedule="wsd",
         decay_shape="linear",

@@ -5,8 +5,9 @@ Model, global batch and devices stay. Every advised layout is one that the train
 
 import dataclasses
 import functools
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from scalelab.config import Static
@@ -29,7 +30,7 @@ WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options ar
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 
 
-SURELY = 0.4  # of the activations by estimate: what lacks more fits by no exact count either
+SURELY = 0.4  # of the activations by estimate: what lacks more fits by no exact count either, what spares more does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +109,9 @@ def fits_exactly(static: Static, machine: Machine) -> bool:
     if held_bytes(static) > usable_bytes(machine.chip):
         return False
     estimated = estimate_memory(static, machine)
-    too_large = estimated.margin_bytes < -SURELY * estimated.components["activations"]
-    return not too_large and step_memory(static, machine).fits
+    if abs(estimated.margin_bytes) > SURELY * estimated.components["activations"]:
+        return estimated.fits
+    return step_memory(static, machine).fits
 
 
 def list_nearly_fitting(static: Static, machine: Machine, efficiency: Efficiency, most: int = 6) -> tuple[Advice, ...]:
@@ -165,29 +167,39 @@ def _closest_to_fitting(
     static: Static, options: Iterable[Static], machine: Machine, efficiency: Efficiency, most: int
 ) -> tuple[Advice, ...]:
     """The options that exceed memory by the least, one of each kind."""
-    holdings, by_kind = Holdings(machine), dict[frozenset[str], list[tuple[float, int, Static]]]()
+    holdings, by_kind = Holdings(machine), dict[frozenset[str], list[tuple[int, Static]]]()
     for i, option in enumerate(options):
         kinds = frozenset(map(levers.kind_of_change, levers.changed_keys(static, option)))
         if kinds and trainer_verdict(option)[0]:
-            by_kind.setdefault(kinds, []).append((holdings.least_bytes(option), i, option))
-    closest = [_least_memory(sorted(each), holdings) for each in by_kind.values()]
-    plan_s = expected_s(static, machine, efficiency)
-    ways = []
-    for _, _, option in sorted(closest)[:most]:
+            by_kind.setdefault(kinds, []).append((i, option))
+    plan_s, ways = expected_s(static, machine, efficiency), []
+    for option in itertools.islice(_by_least_memory(list(by_kind.values()), holdings), most):
         step_s, needed = expected_s(option, machine, efficiency), estimate_memory(option, machine)
         ways.append(_make_advice(static, option, needed, False, step_s, plan_s, trainer_verdict(option)[1]))
     return tuple(ways)
 
 
-def _least_memory(options: list[tuple[float, int, Static]], holdings: Holdings) -> tuple[int, int, Static]:
-    """(bytes, place, option) of the option that needs the least, of those by the bytes that they need at least."""
-    best: tuple[int, int, Static] | None = None
-    for least, i, option in options:
-        if best and least > best[0]:
-            break
-        if best is None or holdings.held_bytes(option) <= best[0]:
-            needed = estimate_memory(option, holdings.machine).total
-            if best is None or (needed, i) < best[:2]:
-                best = (needed, i, option)
-    assert best
-    return best
+def _by_least_memory(groups: list[list[tuple[int, Static]]], holdings: Holdings) -> Iterator[Static]:
+    """The option of each group that needs the least by estimate, and of equal ones the first; least first.
+
+    An option is counted more closely when none has less by what is known of it: `least_bytes` first.
+    """
+    closer: tuple[Callable[[Static], float], ...] = (
+        holdings.held_bytes,
+        holdings.untraced_bytes,
+        lambda option: estimate_memory(option, holdings.machine).total,
+    )
+    ahead = [
+        (holdings.least_bytes(option), 0, i, group, option) for group, own in enumerate(groups) for i, option in own
+    ]
+    heapq.heapify(ahead)
+    found = set[int]()
+    while ahead and len(found) < len(groups):
+        _, counted, i, group, option = heapq.heappop(ahead)
+        if group in found:
+            continue
+        if counted == len(closer):
+            found.add(group)
+            yield option
+        else:
+            heapq.heappush(ahead, (closer[counted](option), counted + 1, i, group, option))

@@ -16,8 +16,8 @@ from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import estimated_activations
-from scalelab.plan.memory.held import held_bytes, state_bytes_on_devices
-from scalelab.plan.memory.memory import Memory, memory_on_backend
+from scalelab.plan.memory.held import held_bytes, total_bytes
+from scalelab.plan.memory.memory import Memory, memory_on_backend, untraced_bytes
 from scalelab.plan.search import levers
 from scalelab.plan.search.candidates import WAVES, micro_batch_sizes, trainer_verdict
 from scalelab.plan.step.device_share import pipeline_bubble
@@ -30,6 +30,7 @@ from scalelab.sharding import Capability
 TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
 # Of what is taken for a bound. Experts' rows are rounded to blocks, so a larger micro-batch may lose a little.
 SURE, SURE_WITH_EXPERTS = 1 - 1e-9, 0.95
+TIGHT = 0.5  # of a device's memory: options that hold more are counted closely before they are timed
 # Axes that split a block's work, and sums over them that depend on how weights are split.
 SPLITTING, SUMMED = ("tensor", "context", "expert"), ("gradients", "gradients of gains", "gradients of experts")
 Ranked = tuple[float, tuple[float, ...], Static]  # seconds, place among all options, option
@@ -47,10 +48,10 @@ def rank_by_time(
     The TWICE fastest also with experts multiplied as `asked`, though what that needs is not counted yet. Of equally
     fast ones that with the fewest changes comes first, then the first of the `options`.
     """
-    options, way = list(options), asked.model.expert_products
-    ranked: Iterator[Ranked] = _rank_sizes(options, machine, efficiency)
+    options, way, holdings = list(options), asked.model.expert_products, Holdings(machine)
+    ranked: Iterator[Ranked] = _rank_sizes(options, holdings, efficiency)
     if any(option.model.expert_products != way for option in options):
-        ranked = _merge_twice(ranked, _rank_sizes(options, machine, efficiency, way), way)
+        ranked = _merge_twice(ranked, _rank_sizes(options, holdings, efficiency, way), way)
     for seconds, equal in itertools.groupby(ranked, key=lambda entry: entry[0]):
         for _, _, option in sorted(equal, key=lambda entry: (count_changes(entry[2]), entry[1])):
             yield option, seconds
@@ -60,7 +61,6 @@ def _merge_twice(ranked: Iterator[Ranked], other: Iterator[Ranked], way: str) ->
     """`ranked`, with the `other` times of its first TWICE, those with experts multiplied the other `way`."""
     first: dict[Static, int] = {}  # of `ranked`, as far as it was asked for
     entries: list[Ranked] = []
-    upcoming, at = next(other, None), 0
 
     def ask() -> bool:
         entry = next(ranked, None)
@@ -69,6 +69,7 @@ def _merge_twice(ranked: Iterator[Ranked], other: Iterator[Ranked], way: str) ->
             entries.append(entry)
         return entry is not None
 
+    upcoming, at = next(other, None) if ask() else None, 0  # where nothing fits no time is asked
     while at < len(entries) or ask():
         while upcoming is not None and upcoming[0] < entries[at][0]:
             seconds, _, option = upcoming
@@ -85,18 +86,24 @@ def _merge_twice(ranked: Iterator[Ranked], other: Iterator[Ranked], way: str) ->
 
 
 def _rank_sizes(
-    options: Iterable[Static], machine: Machine, efficiency: Efficiency, way: str | None = None
+    options: list[Static], holdings: "Holdings", efficiency: Efficiency, way: str | None = None
 ) -> Iterator[Ranked]:
     """Those of `rank_by_time` as their memory seems to hold them, by time and place.
 
     `way`: the times are those with experts multiplied that way.
     """
-    bounds, holdings = _Bounds(machine, efficiency), Holdings(machine)
+    machine = holdings.machine
+    bounds = _Bounds(machine, efficiency)
 
     def timed_as(option: Static) -> Static:
         return option if way is None else levers.with_products(option, way)
 
-    ahead = [(bounds.busy_s(timed_as(option)), i, False, option) for i, option in enumerate(options)]
+    groups: dict[tuple[str, Layout], list[tuple[int, Static]]] = {}
+    for i, option in enumerate(options):
+        if holdings.least_bytes(option) <= holdings.capacity:
+            groups.setdefault(_busy_key(option), []).append((i, option))
+    alike = [group for group in groups.values() if holdings.any_may_fit([option for _, option in group])]
+    ahead = [(bounds.busy_s(timed_as(option)), i, False, option) for group in alike for i, option in group]
     heapq.heapify(ahead)
     timed: list[tuple[float, int, Static]] = []
     place: dict[Static, tuple[int, int]] = {}
@@ -130,10 +137,9 @@ class _Bounds:
 
     def busy_s(self, option: Static) -> float:
         """Of products and passes, and of what is sent between the devices that split a block's work."""
-        layout = option.layout
+        layout, key = option.layout, _busy_key(option)
         most = max(layout.microbatches, WAVES * layout.stage) if layout.stage > 1 else 1
-        alike = with_fields(layout, data=layout.data * layout.fsdp, fsdp=1, zero=3, microbatches=1)
-        key = (option.model.remat, alike)
+        alike = key[1]
         if key not in self.busy:
             whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
             ops = step_operations(whole, self.machine)
@@ -159,6 +165,12 @@ class _Bounds:
         return busy + waited + hideable - min(self.efficiency.overlap.expected * hideable, busy)
 
 
+def _busy_key(option: Static) -> tuple[str, Layout]:
+    """What `_Bounds.busy_s` depends on among the options of one search."""
+    layout = option.layout
+    return option.model.remat, with_fields(layout, data=layout.data * layout.fsdp, fsdp=1, zero=3, microbatches=1)
+
+
 def _splits_work(move: Transfer) -> bool:
     return move.axis in SPLITTING and move.what not in SUMMED
 
@@ -174,19 +186,27 @@ def full_step_s(option: Static, machine: Machine, efficiency: Efficiency) -> flo
 
 
 class Holdings:
-    """What the options of one search hold between steps: many share it, and most that don't fit hold too much."""
+    """What the options of one search hold: many share it, and most that don't fit hold too much without a trace."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.capacity = machine, usable_bytes(machine.chip)
         self.known: dict[tuple[Layout, bool], int] = {}
-        self.state_bytes: float | None = None
+        self.answers: dict[Static, bool] = {}
+        self.totals: tuple[int, int, int] | None = None
 
     def least_bytes(self, option: Static) -> float:
-        """Bytes of the state over all devices that may split it: no layout has less on a device."""
+        """Bytes of state and gradients over all devices that may split them: no layout has less on a device.
+
+        In a pipeline ZeRO 1 and 2 leave parameters whole along fsdp; micro-batches are summed beside each other.
+        """
         layout = option.layout
-        if self.state_bytes is None:
-            self.state_bytes = state_bytes_on_devices(option)
-        return self.state_bytes / (layout.fsdp * layout.tensor * layout.expert * layout.stage)
+        if self.totals is None:
+            self.totals = total_bytes(option)
+        of_parameters, of_gradients, rest = self.totals
+        everywhere = layout.tensor * layout.expert * layout.stage
+        parameters = layout.fsdp if layout.zero >= (1 if layout.stage == 1 else 3) else 1
+        by_fsdp = of_parameters / parameters + (rest + of_gradients * (1 + (option.accumulate > 1))) / layout.fsdp
+        return by_fsdp / everywhere
 
     def held_bytes(self, option: Static) -> int:
         """`memory.held_bytes` of an option, without its batch."""
@@ -196,10 +216,26 @@ class Holdings:
             self.known[key] = held_bytes(option)
         return self.known[key]
 
+    def untraced_bytes(self, option: Static) -> int:
+        """What of an option's estimate needs no trace."""
+        platform, capability = machine_platform(self.machine), compute_capability(self.machine.chip)
+        return self.held_bytes(option) + untraced_bytes(option, platform, capability)
+
     def may_fit(self, option: Static) -> bool:
-        """Whether the trainer takes an option, and the device holds what it keeps between steps."""
-        held = self.least_bytes(option) <= self.capacity and self.held_bytes(option) <= self.capacity
-        return held and trainer_verdict(option)[0]
+        """Whether the trainer takes an option, and the device holds what of its step needs no trace.
+
+        Where little is held an estimate is asked at once.
+        """
+        if option not in self.answers:
+            held = self.held_bytes(option) if self.least_bytes(option) <= self.capacity else math.inf
+            small = held < TIGHT * self.capacity or (held <= self.capacity >= self.untraced_bytes(option))
+            self.answers[option] = small and trainer_verdict(option)[0]
+        return self.answers[option]
+
+    def any_may_fit(self, options: list[Static]) -> bool:
+        """Whether one of the options may fit; where the least one holds little it is taken to."""
+        by_size = sorted(options, key=self.least_bytes)
+        return self.least_bytes(by_size[0]) < TIGHT * self.capacity or any(map(self.may_fit, by_size))
 
     def seems_to_fit(self, option: Static) -> bool:
         """Whether an option may fit, and does with estimated activations."""
@@ -217,3 +253,8 @@ def _estimate_on(option: Static, backend: str, capacity: int, capability: Capabi
     """`estimate_memory`, cached: a plan's searches ask for the same options. Callers must not modify it."""
     count = estimated_activations.estimate_saved_activations
     return memory_on_backend(option, backend, capacity, 1, count, capability)
+
+
+def count_accounted() -> int:
+    """Options whose memory or time the searches of this process have accounted for: what a line of progress counts."""
+    return _estimate_on.cache_info().misses + _full_step_s.cache_info().misses

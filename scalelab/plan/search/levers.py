@@ -6,6 +6,7 @@ the command line, checked as any config is.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by
-from scalelab.config import Layout, Static, optimizer_defaults, with_fields
+from scalelab.config import Layout, ModelShape, Static, optimizer_defaults, with_fields
 from scalelab.config.keys import COUNT
 from scalelab.config.steps import schedule_steps
 from scalelab.parallel.mesh import MESH_AXES
@@ -212,7 +213,12 @@ def with_products(static: Static, way: str) -> Static:
     """`static` with its experts multiplied that way."""
     if static.model.expert_products == way:
         return static
-    return with_fields(static, model=with_fields(static.model, expert_products=way))
+    return with_fields(static, model=_multiplied(static.model, way))
+
+
+@functools.cache
+def _multiplied(shape: ModelShape, way: str) -> ModelShape:
+    return with_fields(shape, expert_products=way)
 
 
 def with_least_rows(static: Static, platform: str) -> Static:

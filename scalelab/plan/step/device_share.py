@@ -111,13 +111,18 @@ def rows_per_device(static: Static) -> int:
     return -(-static.global_batch // (static.accumulate * each))
 
 
-def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
+@functools.cache
+def layers_by_kind(static: Static) -> tuple[tuple[Static, float], ...]:
     """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
     layers, whole = fullest_device_share(static).layers, static.model.n_layers
     shares = [(kind, layers * depth) for kind, depth in kinds(static.model).items()]
-    return [
-        (with_fields(static, model=kind), share / whole if share % whole else share // whole) for kind, share in shares
-    ]
+    return tuple(
+        (
+            static if kind == static.model else with_fields(static, model=kind),
+            share / whole if share % whole else share // whole,
+        )
+        for kind, share in shares
+    )
 
 
 def params_at_rest(static: Static, zero: int) -> float:

@@ -10,6 +10,7 @@ from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.search import advice, by_time, levers
 from scalelab.plan.search.candidates import list_options, micro_batch_sizes, trainer_verdict
 from scalelab.plan.step.efficiency import default_efficiency, machine_platform
+from scalelab.precision.policy import first_alike
 
 GIB = 2**30
 
@@ -97,3 +98,38 @@ def test_what_lacks_least_is_the_least_of_each_kind(gib):
             best[kinds] = option
     ways = advice.advise_changes(asked, machine, efficiency)
     assert [way.option for way in ways] == list(best.values()) and not any(way.fits for way in ways)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("recipe", "hardware", "devices", "keys"),
+    [
+        ("llama3_8b", "h100", 16, {"train.accumulate": 4}),
+        ("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}),
+        ("deepseek_v2_lite", "h800", 32, {}),
+        ("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}),
+    ],
+)
+def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, keys):
+    """Each closer count of an option is at least the one before, and its estimate at least all of them."""
+    _, machine, options = space(recipe, hardware, devices, 70, **keys)
+    holdings = by_time.Holdings(machine)
+    for option in options[:: max(1, len(options) // 200)]:
+        counts = [holdings.least_bytes(option), holdings.held_bytes(option), holdings.untraced_bytes(option)]
+        counts.append(by_time.estimate_memory(option, machine).total)
+        assert counts == sorted(counts), option.layout
+
+
+def test_where_nothing_fits_nothing_is_traced_or_timed(monkeypatch):
+    """OLMoE on 8 H100 of 13.5 GiB, which hold its state and gradients alone."""
+    asked, machine, options = space("olmoe_1b_7b", "h100", 8, 13.5)
+    traced, timed = [], []
+    monkeypatch.setattr(by_time, "estimate_memory", lambda option, machine: traced.append(option))
+    monkeypatch.setattr(by_time, "step_operations", lambda *of: timed.append(of))
+    assert list(by_time.rank_by_time(options, asked, machine, default_efficiency(machine))) == []
+    assert not traced and not timed and len(options) > 100
+
+
+def test_policies_that_store_otherwise_share_a_trace():
+    assert [first_alike(name) for name in ("bf16", "bf16_stochastic", "bf16_moments", "bf16_kahan")] == ["bf16"] * 4
+    assert first_alike("fp8") == "fp8" and first_alike("fp16_unscaled") == "fp16_unscaled"
