@@ -30,7 +30,9 @@ def make_subject(step=0, padded=False, noise=0.3, **changes):
     h, rng = program.traced_hparams(h), np.random.default_rng(0)
 
     def noisy(w):
-        return (w + jnp.asarray(noise * rng.standard_normal(w.shape) * (np.std(w) + 0.1), w.dtype)).astype(w.dtype)
+        values = np.asarray(w)  # by numpy: jax would compile each operation for each shape
+        added = noise * rng.standard_normal(w.shape) * (np.std(values) + 0.1)
+        return jax.device_put((values + added.astype(w.dtype)).astype(w.dtype), w.sharding)
 
     state = init_state(static, h)
     state = state._replace(params=jax.tree.map(noisy, state.params), step=jnp.int32(step))
