@@ -228,6 +228,9 @@ def test_a_missing_file_and_a_file_without_a_tree(tmp_path):
 def test_whole_numbers_given_for_reals_become_reals(tmp_path):
     config = config_lib.load(written(tmp_path, "c.optim.ignore_type().__enter__(); c.optim.peak_lr = 1"))
     assert type(config.optim.peak_lr) is float
+    path = written(tmp_path, "c.optim = type(c)(c.optim.to_dict() | {'peak_lr': 1})")  # a group that keeps its types
+    assert type(config_lib.load(path).optim.peak_lr) is float
+    assert config_lib.load(path, {"optim.peak_lr": "0.5"}).optim.peak_lr == 0.5
 
 
 @pytest.mark.parametrize("steps", [1, 7, 500, 40_000, 100_000])
