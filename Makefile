@@ -50,11 +50,12 @@ check: .venv/dev  ## before each commit, under a minute: lint, types, walls betw
 others := not crash and not slow and not slurm
 pytest = .venv/bin/python -m pytest --dist worksteal -n  # 3: one has the cores while others wait for processes
 
+# mypy gets what the tests leave of the cores (`nice`): the time in which they wait for processes and for the last one.
 test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every room and every promise of the README
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	@echo "mypy in the background: what it says stands below the tests' lines"; \
-	.venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
+	nice .venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
 	$(pytest) 3 -m 'not full and $(others)'; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests ? tests : types))
 

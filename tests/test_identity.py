@@ -77,3 +77,10 @@ def test_a_run_whose_config_was_edited_is_a_damaged_row_and_the_others_are_liste
     assert "damaged" in rows["b"] and "damaged" not in rows["a"]
     assert "runs/b/config.json is not the config" in output.err + output.out
     assert main(["runs", str(path.parent)]) == 2
+
+
+def test_a_guard_that_changes_no_step_is_not_counted():
+    values = {"model.d_model": 8, "guard.policy": "watch", "guard.window": 64}
+    assert identity(values) == identity({"model.d_model": 8}) == identity(values | {"guard.window": 128})
+    acting = values | {"guard.policy": "skip"}
+    assert identity(acting) not in (identity(values), identity(acting | {"guard.window": 128}))

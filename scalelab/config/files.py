@@ -45,8 +45,10 @@ def leaves(config: "ConfigDict | Mapping[str, Any]") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for group, part in config.items():
         for key, value in part.items():
-            nested = _is_group(value)
-            flat |= {f"{group}.{key}.{name}": v for name, v in value.items()} if nested else {f"{group}.{key}": value}
+            if _is_group(value):
+                flat |= {f"{group}.{key}.{name}": v for name, v in value.items()}
+            else:
+                flat[f"{group}.{key}"] = value
     return flat
 
 
@@ -185,11 +187,18 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
             raise BadInput(f"the config lacks {key!r}: start from scalelab.configs.base.get_config()")
         parsed.setdefault(group, {})[name] = _parse(key, str(text), key_records()[key].kind, known[key])
     for group, changed in parsed.items():
-        with config[group].ignore_type():  # walks every text of the group; on the whole tree it would walk all texts
-            config[group].update(changed)
+        for name, value in changed.items():
+            _set_any_type(config[group], name, value)
     if set_by.NOTES_KEY not in values:
         _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
     return config
+
+
+def _set_any_type(group: "ConfigDict", name: str, value: Any) -> None:
+    """Set a value of whatever type: a field of None takes any, and `ignore_type` walks every text of the group."""
+    if group.get(name) is not None:
+        group[name] = None
+    group[name] = value
 
 
 def _note(config: "ConfigDict", keys: list[str], by: str) -> None:
@@ -247,8 +256,11 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
         ) from None
 
 
-def check_tree(config: "ConfigDict") -> None:
-    """Check that `config` has the keys and types of the default tree, as a config file can misspell a key too."""
+def check_tree(config: "ConfigDict") -> dict[str, Any]:
+    """Check that `config` has the keys and types of the default tree, as a config file can misspell a key too.
+
+    Returns its `leaves`, after whole numbers became floats where the tree has floats.
+    """
     known = default_values()
     for group, part in config.items():
         if not _is_group(part):
@@ -256,15 +268,15 @@ def check_tree(config: "ConfigDict") -> None:
     given = leaves(config)
     for key, value in given.items():
         if key.startswith(USER_OPTIM_PREFIX):
-            _check_user_number(config, key, value)
+            given[key] = _check_user_number(config, key, value)
             continue
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
         kind = key_records()[key].kind
-        group, name = key.split(".")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            with config[group].ignore_type():
-                config[group][name] = float(value)
+            group, name = key.split(".")
+            given[key] = float(value)
+            _set_any_type(config[group], name, given[key])
         elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
             raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")
         elif value is None and known[key] is not None:
@@ -272,10 +284,11 @@ def check_tree(config: "ConfigDict") -> None:
     missing = sorted(set(known) - set(given))
     if missing:
         raise BadInput(f"the config lacks {missing[0]!r}: start from scalelab.configs.base.get_config()")
+    return given
 
 
-def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
-    """Check that a number of a user's own optimizer has a Python name and is finite."""
+def _check_user_number(config: "ConfigDict", key: str, value: Any) -> float:
+    """Check that a number of a user's own optimizer has a Python name and is finite; returns it as it is kept."""
     name = key.removeprefix(USER_OPTIM_PREFIX)
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):  # it is read as h.optim.own.gamma
         raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {USER_OPTIM_PREFIX}gamma")
@@ -283,5 +296,5 @@ def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
         raise BadInput(
             f"{key}={value!r} must be a finite number: it is traced; what is compiled in belongs in your function"
         )
-    with config.optim.ignore_type():
-        config.optim.own[name] = float(value)
+    _set_any_type(config.optim.own, name, float(value))
+    return float(value)

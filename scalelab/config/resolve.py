@@ -1,6 +1,5 @@
 """Resolve a config: check it against the default tree, fill in derived values, check their combinations."""
 
-import contextlib
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ from scalelab.record import identity as identity_lib
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+DERIVED_GROUPS = ("model", "optim", "parametrization", "schedule")  # in which `resolve` derives values
+
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> "ConfigDict":
     """Load a config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
@@ -32,25 +33,16 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     file names them (`stored`).
     """
     config = config.copy_and_resolve_references()
-    check_tree(config)
-    values = leaves(config)
+    values = check_tree(config)
     if not stored and config.log.stretches:  # of a run's file: what starts from it counts from zero
         config.log.stretches = ""
     if not stored:
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
         user_code.trust_folder(values["data.cache_dir"])
         user_code.trust_command(values["log.alert"])
-    check_values(config)
-    model, who = config.model, config_value_origins(config)
-    with contextlib.ExitStack() as free:
-        free.enter_context(config.unlocked())
-        for group in (
-            "model",
-            "parametrization",
-            "optim",
-            "schedule",
-        ):  # the whole tree's takes as long as all the rest
-            free.enter_context(config[group].ignore_type())
+    check_values(values)
+    model, who = config.model, set_by.value_origins(values, default_values())
+    with config.unlocked():  # what is derived was None, which takes any type
         _derive_model_sizes(model)
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
@@ -59,7 +51,7 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
         schedule_steps.resolve_schedule_steps(config)
         schedule_steps.check_seq_warmup(config)
         _note_defaults(config, who)
-    check_values(config)
+    check_values(leaves({group: config[group] for group in DERIVED_GROUPS}))
     check_combinations(config)
     if not stored:
         check_plans(config)
@@ -98,7 +90,7 @@ def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
 
     What counts there as an optimizer's default, and is none of this optimizer, was set by a program.
     """
-    values = leaves(config)
+    values = leaves({group: config[group] for group in ("optim", "schedule")})  # the only ones that are noted
     defaults = optimizer_defaults.default_optim_values(config.optim.name, config.optim.scale)
     derived = {
         f"schedule.{what}_steps"

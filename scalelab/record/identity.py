@@ -97,12 +97,11 @@ def identity(
     Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value, LATER_PARTS that the model
     lacks and a guard that changes no step are not counted: versions without the key trained the same run.
     """
+    absent = (*absent_parts(values), *(("guard.",) if is_passive_guard(values) else ()))
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
     hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
-    hashed = {key: value for key, value in hashed.items() if not key.startswith(absent_parts(values))}
-    if is_passive_guard(values):
-        hashed = {key: value for key, value in hashed.items() if not key.startswith("guard.")}
+    hashed = {key: value for key, value in hashed.items() if not key.startswith(absent)}
     codes = {f"{CODE_PREFIX}{key}": entry for key, entry in (own_code or {}).items() if is_identity_key(key)}
     hashed |= {key: _code_entry(entry) for key, entry in codes.items()}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]

@@ -102,7 +102,10 @@ def _tokens(k: int, static: Static) -> np.ndarray:
 def check_trained(name: str, static: Static, h: Hparams) -> None:
     """Check all that needs the whole step, with one compilation."""
     steps: Any = _jit(many_steps, static_argnums=0)
-    start = jax.device_get(_jit(state_lib.init_state, static_argnums=0)(static, h))
+    stream = jax.random.key(np.uint32(h.train.seed))
+    # Drawn apart from the optimizer's state, so that one program draws for every optimizer.
+    params = _jit(transformer.init_params, static_argnums=0)(static.model, stream)
+    start = jax.device_get(_jit(state_lib.state_from_params, static_argnums=0)(static, h, params))
     batches = _tokens(4, static)
     half, log = jax.device_get(steps(static, start, batches, np.int32(2), h))
     _fail_unless(

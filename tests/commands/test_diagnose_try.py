@@ -14,14 +14,15 @@ from scalelab.diagnose.verdict import make_verdict
 from tests.commands.test_diagnose_verdicts import diagnosed, trained
 from tests.diagnose.evidences import doctor, healthy
 
+SHORT_SEQUENCES = "model.seq_len=32"  # a quarter of tiny's: these tests take 500 steps
+
 
 @pytest.fixture(scope="module")
 def decayed(tmp_path_factory):
     """A run whose decay of 300 replaces the weights ninety times."""
     folder = tmp_path_factory.mktemp("decayed") / "run"
-    return trained(
-        folder, "--config.optim.weight_decay=300", "--config.optim.peak_lr=0.01", "--config.log.every_steps=1"
-    )
+    options = ("optim.weight_decay=300", "optim.peak_lr=0.01", "log.every_steps=1", SHORT_SEQUENCES)
+    return trained(folder, *(f"--config.{option}" for option in options))
 
 
 @pytest.mark.full
@@ -83,7 +84,7 @@ def test_a_trial_begins_at_a_healthy_checkpoint_well_before_what_shows(monkeypat
 @pytest.mark.full
 def test_a_trial_from_a_checkpoint_begins_with_the_runs_own_bits(tmp_path):
     """The arm as it was is, to the bit, the run."""
-    options = ("train.steps=120", "checkpoint.every_steps=20", "log.every_steps=1")
+    options = ("train.steps=120", "checkpoint.every_steps=20", "log.every_steps=1", SHORT_SEQUENCES)
     folder = trained(tmp_path / "run", *(f"--config.{option}" for option in options))
     evidence = gather_evidence(folder)
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

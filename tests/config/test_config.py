@@ -226,9 +226,16 @@ def test_a_missing_file_and_a_file_without_a_tree(tmp_path):
     assert "no config file" in blamed(tmp_path / "none/at/all.py")
 
 
+def test_a_derived_size_is_held_to_its_range_too():
+    assert re.match("model.d_ff=.* is more than can be counted", refusal(model__d_model=2**30))
+
+
 def test_whole_numbers_given_for_reals_become_reals(tmp_path):
     config = config_lib.load(written(tmp_path, "c.optim.ignore_type().__enter__(); c.optim.peak_lr = 1"))
     assert type(config.optim.peak_lr) is float
+    path = written(tmp_path, "c.optim = type(c)(c.optim.to_dict() | {'peak_lr': 1})")  # a group that keeps its types
+    assert type(config_lib.load(path).optim.peak_lr) is float
+    assert config_lib.load(path, {"optim.peak_lr": "0.5"}).optim.peak_lr == 0.5
 
 
 @pytest.mark.parametrize("steps", [1, 7, 500, 40_000, 100_000])

@@ -11,14 +11,13 @@ from scalelab.config import Layout, override
 from scalelab.configs import tiny
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.train.step import program
-from scalelab.train.step import state as state_lib
+from tests.train.states import init_state
 
 SMALL = {
     "model.d_model": 16, "model.n_layers": 2, "model.n_heads": 4, "model.seq_len": 24, "train.global_batch": 4,
     "model.vocab_size": 32, "train.steps": 100,
 }  # fmt: skip
 SEPARATOR = 0
-init_state = jax.jit(state_lib.init_state, static_argnums=0)
 
 
 def make_subject(step=0, padded=False, noise=0.3, **changes):
@@ -30,7 +29,9 @@ def make_subject(step=0, padded=False, noise=0.3, **changes):
     h, rng = program.traced_hparams(h), np.random.default_rng(0)
 
     def noisy(w):
-        return (w + jnp.asarray(noise * rng.standard_normal(w.shape) * (np.std(w) + 0.1), w.dtype)).astype(w.dtype)
+        values = np.asarray(w)  # by numpy: jax would compile each operation for each shape
+        added = noise * rng.standard_normal(w.shape) * (np.std(values) + 0.1)
+        return jax.device_put((values + added.astype(w.dtype)).astype(w.dtype), w.sharding)
 
     state = init_state(static, h)
     state = state._replace(params=jax.tree.map(noisy, state.params), step=jnp.int32(step))

@@ -1,14 +1,13 @@
 """Single values of a config, held to the ranges and choices of their records; combinations stand in `combinations`."""
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from scalelab.config import mixture_text
 from scalelab.config.keys import key_records
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.user_code import is_trusted, load_user_object
-
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
 
 PARAMETER_GROUPS = (
     "embed",
@@ -19,16 +18,29 @@ PARAMETER_GROUPS = (
 )  # of parameters; `optim/groups.py` says which is which
 
 
-def check_values(config: "ConfigDict") -> None:
-    """Raise BadInput for the first impossible value, in one line: the value, the reason, the nearest good value."""
-    values = {name: config[name.split(".")[0]][name.split(".")[1]] for name in key_records()}
-    for name, value in values.items():
-        check_choice(name, value)
-    for name, value in values.items():
-        check_range(name, value)
-    parse_group_multipliers(config.optim.groups)
-    mixture_text.parse_mixture(config.data.mixture)
-    mixture_text.parse_unique_tokens(config.data.unique_tokens)
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first impossible value, in one line: the value, the reason, the nearest good value.
+
+    `values` by key, of the whole tree or of some groups; None is derived later.
+    """
+    chosen, bounded = _restricted_keys()
+    for name in chosen:
+        if name in values:
+            check_choice(name, values[name])
+    for name in bounded:
+        if name in values:
+            check_range(name, values[name])
+    for name, parse in TEXTS.items():
+        if name in values:
+            parse(values[name])
+
+
+@functools.cache
+def _restricted_keys() -> tuple[list[str], list[str]]:
+    """Keys of some values alone, and keys of numbers in a range, each in the tree's order."""
+    records = key_records().items()
+    chosen = [name for name, record in records if record.tables or record.user_code]
+    return chosen, [name for name, record in records if record.range]
 
 
 def check_choice(name: str, value: Any) -> None:
@@ -57,8 +69,8 @@ def check_choice(name: str, value: Any) -> None:
 def check_range(name: str, value: Any) -> None:
     """Raise BadInput if `value` lies outside the range of the key `name`; None is derived later."""
     record = key_records()[name]
-    if record.range and value is not None and (refusal := record.range.refusal(value, record.default)):
-        raise BadInput(name + refusal)
+    if record.range and value is not None and value not in record.range:
+        raise BadInput(name + record.range.refusal(value, record.default))
 
 
 def check_divides(name: str, value: int, axis: str, size: int) -> None:
@@ -77,6 +89,14 @@ def parse_group_multipliers(text: str) -> dict[str, float]:
         if name not in PARAMETER_GROUPS:
             raise BadInput(f"optim.groups: {name!r} is not a group of parameters{nearest_hint(name, PARAMETER_GROUPS)}")
     return {name: float(multiplier) for name, multiplier in multipliers.items()}
+
+
+# What reads a text key, and raises BadInput for one that it can't read.
+TEXTS: dict[str, Callable[[str], Any]] = {
+    "optim.groups": parse_group_multipliers,
+    "data.mixture": mixture_text.parse_mixture,
+    "data.unique_tokens": mixture_text.parse_unique_tokens,
+}
 
 
 def parse_profile(text: str) -> tuple[int, int] | None:

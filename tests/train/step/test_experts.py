@@ -23,6 +23,7 @@ from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
+from tests.train.states import init_state
 
 SIZES = {
     "model.d_model": 32, "model.n_heads": 2, "model.seq_len": 32, "train.global_batch": 4, "train.steps": 4,
@@ -62,12 +63,11 @@ def draw_tokens(static, seed=0):
 
 
 step = jax.jit(train_step, static_argnums=0)
-init = jax.jit(state_lib.init_state, static_argnums=0)
 
 
 def take_steps(static, h, steps=2):
     """The state after some steps, and the last one's metrics."""
-    state = init(static, h)
+    state = init_state(static, h)
     for seed in range(steps):
         state, metrics = step(static, state, draw_tokens(static, seed), h)
     return state, metrics

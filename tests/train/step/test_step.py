@@ -21,6 +21,7 @@ from scalelab.train.step.gradients import compute_gradients, loss_sums
 from scalelab.train.step.report.report import STEP_METRICS
 from scalelab.train.step.step import evaluation_loss, many_steps, train_step
 from tests.train.runs import ROOT
+from tests.train.states import init_state
 
 SEQ_LEN, BATCH, K = 16, 8, 4
 
@@ -269,6 +270,12 @@ def test_what_is_logged_changes_no_bit_and_norms_in_between_are_nan():
     for name in ("update_norm", "param_norm"):
         np.testing.assert_array_equal(np.isnan(sparse[name][:3]), [True, False, True])
         assert sparse[name][1] == log[name][1] > 0
+
+
+def test_a_state_for_tests_is_that_of_a_run():
+    states = init_state(STATIC, H), init(STATIC, H)
+    pairs = zip(*(jax.tree.leaves(state) for state in states), strict=True)
+    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 def test_golden_metrics_of_two_steps():
