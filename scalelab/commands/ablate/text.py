@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import align_columns
-from scalelab.laws.use.multiplier.result import CURRENCIES
+from scalelab.laws.use.multiplier.result import CURRENCIES, format_factor, join_ends
 
 
 def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
@@ -24,7 +24,7 @@ def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
     lines += [f"{baseline}'s law: {law['E']:.4g} + {law['A']:.4g} (C / {unit:.3g})^-{law['alpha']:.4g}"]
     lines += [*_trend(result["trend"]), *_target(result["target"])]
     for other in result["pinned"]:
-        lines.append(f"at the target, were E {other['E']:.4g}: {other['m']:.3f}")
+        lines.append(f"at the target, were E {other['E']:.4g}: {format_factor(other['m'])}")
     lines += result["notes"]
     if "scored" in result:
         lines.append(describe_score(result["scored"]))
@@ -51,7 +51,7 @@ def times(rung: Mapping[str, Any], key: str) -> str:
     m, ends = rung["m"][key], rung["interval90"][key]
     if m is None:
         return "-"
-    return f"{m:.3f}" if ends is None else f"{m:.3f} ({ends[0]:.3f} to {ends[1]:.3f})"
+    return format_factor(m) if ends is None else f"{format_factor(m)} ({join_ends(ends)})"
 
 
 def _trend(trend: Mapping[str, Any]) -> list[str]:
@@ -66,16 +66,13 @@ def _target(target: Mapping[str, Any]) -> list[str]:
     if target["m"] is None:
         return []
     ends = target["interval90"]
-    spread = (
-        ", no interval" if ends is None else f" ({ends[0]:.3f} to {ends[1]:.3f}), P(m > 1) {target['p_better']:.3f}"
-    )
+    spread = ", no interval" if ends is None else f" ({join_ends(ends)}), P(m > 1) {target['p_better']:.3f}"
     source = "the rung's own" if target["measured"] else "by the curve through the rungs"
-    lines = [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}, {source}"]
+    lines = [f"at {target['C']:.4g} FLOPs: m {format_factor(target['m'])}{spread}, {source}"]
     if ends is not None and target["together90"] != ends:
-        low, high = target["together90"]
-        lines.append(f"at the target, wide enough for all variants together: {low:.3f} to {high:.3f}")
+        lines.append(f"at the target, wide enough for all variants together: {join_ends(target['together90'])}")
     if deciding := target.get("deciding"):  # summaries of older studies have none
-        lines.append(f"to adopt or reject: {deciding[0]:.3f} to {deciding[1]:.3f}")
+        lines.append(f"to adopt or reject: {join_ends(deciding)}")
     return lines
 
 
@@ -84,11 +81,11 @@ def describe_score(scored: Mapping[str, Any]) -> str:
     if scored["predicted"] is None:
         return "nothing was predicted for the largest rung"
     ends = scored["predicted90"]
-    spread = "no interval" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    spread = "no interval" if ends is None else join_ends(ends)
     verdict = {True: "they agree within their errors", False: "they do not agree", None: "no interval to judge by"}
-    measured = "-" if scored["measured"] is None else f"{scored['measured']:.3f}"
+    measured = "-" if scored["measured"] is None else format_factor(scored["measured"])
     return (
-        f"largest rung, written before it ran: m {scored['predicted']:.3f} ({spread}); measured {measured}: "
+        f"largest rung, written before it ran: m {format_factor(scored['predicted'])} ({spread}); measured {measured}: "
         f"{verdict[scored['agrees']]}"
     )
 
@@ -97,11 +94,10 @@ def describe_next(pair: Mapping[str, Any] | None) -> str:
     """Describe in one line the runs that would settle an undecided verdict."""
     if pair is None:
         return "next: no noise is known; a second seed of both sides at every rung comes first"
-    low, high = pair["interval90"]
     word = "would settle it" if pair["settles"] else "would not settle it, but narrow it most"
     return (
         f"next: {pair['seeds']} further seeds of both sides at {pair['C']:.3g} FLOPs ({pair['flops']:.3g} in all) "
-        f"{word}: expected at the target {low:.3f} to {high:.3f}"
+        f"{word}: expected at the target {join_ends(pair['interval90'])}"
     )
 
 

@@ -253,8 +253,7 @@ def widen(
     positive = never_negative and min(value, *ends) > 0 and zeros < (1 - level) / 2
     before, back = (np.log, np.exp) if positive else (np.asarray, np.asarray)
     with np.errstate(divide="ignore", invalid="ignore"):
-        moves = np.nan_to_num(np.abs(before(carried) - before(sampled)), posinf=np.inf)
-    reach = float(np.quantile(moves, level))
+        reach = float(np.quantile(np.nan_to_num(np.abs(before(carried) - before(sampled)), posinf=np.inf), level))
     centre, (low, high) = float(before(value)), before(np.array(ends))
     low, high = (back(centre + np.sign(end - centre) * np.hypot(end - centre, reach)) for end in (low, high))
     low = max(low, 0) if never_negative else low

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import quote_path
+from scalelab.laws.use.multiplier.result import format_factor, join_ends
 from scalelab.record import listing, records
 from scalelab.record.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
@@ -137,7 +138,7 @@ def describe_seeds(numbers: Sequence[int]) -> str:
 def _times(m: float | None, interval: Sequence[float] | None) -> str:
     if m is None:
         return "–"
-    return f"{m:.3f}" if not interval else f"{m:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+    return format_factor(m) if not interval else f"{format_factor(m)} ({join_ends(interval)})"
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
-from scalelab.laws.use.multiplier.result import LEVEL, WORTH
+from scalelab.laws.use.multiplier.result import LEVEL, WORTH, format_factor, join_ends
 from scalelab.laws.use.multiplier.verdict import describe_criterion
 from scalelab.study import Kind, write_once
 from scalelab.sweep.ablate import files, power, tuning
@@ -156,9 +156,8 @@ def describe_prediction(each: Mapping[str, Any]) -> str:
     if each["m"] is None:
         return f"none: {each['why']}"
     if each["interval90"] is None:
-        return f"{each['m']:.3f} times the compute, no interval: one seed"
-    low, high = each["interval90"]
-    return f"{each['m']:.3f} times the compute, 90 % in {low:.3f} to {high:.3f}"
+        return f"{format_factor(each['m'])} times the compute, no interval: one seed"
+    return f"{format_factor(each['m'])} times the compute, 90 % in {join_ends(each['interval90'])}"
 
 
 def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str, list[float]]]:

@@ -10,6 +10,7 @@ from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.baseline_law import fit_laws
 from scalelab.laws.use.multiplier.design import next_pair, smallest_effect
 from scalelab.laws.use.multiplier.noise import draw_means, measure_noise
+from scalelab.laws.use.multiplier.result import format_factor, join_ends
 from scalelab.laws.use.multiplier.sides import read_pairs
 
 E, A, ALPHA, UNIT = 1.2, 1.4, 0.15, 1e11
@@ -320,3 +321,11 @@ def test_the_committed_ablations_are_what_the_rules_of_today_say_of_their_runs()
         assert low < rung["interval90"]["flops"][0] and rung["interval90"]["flops"][1] < high
     batch = next(each for each in anew["variants"] if each["variant"] == "batch_x2")
     assert batch["target"]["m"] == pytest.approx(0.830, abs=5e-4)
+
+
+def test_a_factor_beyond_a_thousand_is_an_order_of_magnitude():
+    """An interval that tells nothing was printed with 27 digits."""
+    factors = (0.9115, 999.9, 6.0062e25, 1e-9, 0.001, 0.0, math.inf)
+    written = [format_factor(m) for m in factors]
+    assert written == ["0.911", "999.900", "6e+25", "1e-09", "0.001", "0.000", "inf"]
+    assert join_ends((1e-30, 1.02)) == "1e-30 to 1.020"

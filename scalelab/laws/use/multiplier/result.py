@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from scalelab.errors import BadInput
@@ -10,6 +11,16 @@ Interval = tuple[float, float]
 CURRENCIES = ("flops", "tokens", "time")
 LEVEL = 0.9  # of intervals
 WORTH = 1.02  # a multiplier between 1 / WORTH and WORTH doesn't matter
+
+
+def format_factor(m: float) -> str:
+    """Write a multiplier in three decimals; beyond a factor of 1,000 either way its order of magnitude alone."""
+    return f"{m:.3f}" if m == 0 or 1e-3 <= m < 1e3 else f"{m:.0e}"
+
+
+def join_ends(ends: Sequence[float]) -> str:
+    """Write an interval of multipliers: `0.886 to 0.939`."""
+    return f"{format_factor(ends[0])} to {format_factor(ends[1])}"
 
 
 @dataclasses.dataclass(frozen=True)

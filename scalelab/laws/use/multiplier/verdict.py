@@ -10,7 +10,7 @@ from scipy import stats
 
 from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise
-from scalelab.laws.use.multiplier.result import RungMultiplier
+from scalelab.laws.use.multiplier.result import RungMultiplier, format_factor, join_ends
 from scalelab.laws.use.multiplier.trend import POOR_FIT
 
 LEAST_SLOPE_SHARE = 0.95  # of draws in which the baseline's loss must fall with compute
@@ -75,8 +75,8 @@ def judge_target(
     low, high = ends = target["together90"]
     narrow, word = judge_interval(ends, worth), judge_deciding(ends, target["deciding"], worth)
     together = f" for all {family} variants together" if family > 1 else ""
-    where = f"{target['m']:.3f} times the compute at {target['C']:.3g} FLOPs, {level:.0%}{together} in {low:.3f} to "
-    where += f"{high:.3f}"
+    where = f"{format_factor(target['m'])} times the compute at {target['C']:.3g} FLOPs, {level:.0%}{together} in "
+    where += join_ends(ends)
     if lost and word != "reject":
         return f"undecided: {sum(cell.diverged for cell in lost)} runs diverged; the others: {where}"
     if word == "undecided":
@@ -109,14 +109,15 @@ def _contradiction(
         line = target["line"]
         fits = trend["p_fit"] is None or trend["p_fit"] >= POOR_FIT
         if fits and line["interval90"] and {word, judge_interval(line["interval90"], worth)} == {"adopt", "reject"}:
-            low, high = line["interval90"]
-            return f"the rung's own interval says {word}, and the line through all rungs {low:.3f} to {high:.3f}"
+            return (
+                f"the rung's own interval says {word}, and the line through all rungs {join_ends(line['interval90'])}"
+            )
         return ""
     measured = [rung for rung in rungs if rung.interval90["flops"]]
     ends = measured[-1].interval90["flops"] if measured else None
     if ends and {word, judge_interval(ends, worth)} == {"adopt", "reject"}:
         return (
-            f"the largest rung, {measured[-1].C:.3g} FLOPs, measured {ends[0]:.3f} to {ends[1]:.3f}, and the curve "
+            f"the largest rung, {measured[-1].C:.3g} FLOPs, measured {join_ends(ends)}, and the curve "
             f"says {word} at the target: measure a rung nearer to it"
         )
     return ""

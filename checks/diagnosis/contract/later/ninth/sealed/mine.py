@@ -133,7 +133,7 @@ def tunes(path):
 
 
 def dumps(path):
-    """Files as `xxd` prints them, without the text beside: an offset, then eight groups of four digits."""
+    """Files as xxd prints them, without the text beside: an offset, then eight groups of four digits."""
     for text in library("[d-s]*.py", 70):
         lines = []
         for at in range(0, min(len(text), 4000), 16):
