@@ -3,8 +3,8 @@
     python -m checks.speed.benchmarks.steps.guard [tiny|256] [ROUNDS]
 
 Prints one JSON line a model. Both take turns in each round, the first by turns as well. `share`: what the watch adds
-to a step's CPU seconds, the median over rounds with its 90 % interval (resampled). `added`: what it adds to the FLOPs
-and to the bytes that XLA counts in the compiled step, as shares; where the interval is wider than the goal, they decide.
+to a step's CPU seconds, the median over rounds with its 90 % interval (resampled). `added`: what it adds to the
+FLOPs and bytes that XLA counts in the compiled step, as shares; where the interval is wider than the goal, they decide.
 """
 
 import functools
