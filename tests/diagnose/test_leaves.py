@@ -154,7 +154,9 @@ def test_a_leaf_whose_average_gradient_is_far_below_eps_is_not_called_left_out(r
     edit_arrays(run, 4, lambda arrays: {gain: before(run)[gain]})
     assert "leaf_stuck" in diagnose(run, capsys)[1]
     edit_arrays(run, 4, lambda arrays: {moment: np.full_like(arrays[moment], 1e-16)})
-    assert "leaf_stuck" not in diagnose(run, capsys)[1]
+    _, causes, result = diagnose(run, capsys)
+    assert "leaf_stuck" not in causes
+    assert any("mlp_norm/g: the gradient" in " ".join(map(str, gap.values())) for gap in result["gaps"]), "it is said"
 
 
 @pytest.mark.parametrize("policy", ["watch", "skip", "rewind"])

@@ -8,9 +8,7 @@ FLOPs and bytes that XLA counts in the compiled step, as shares; where the inter
 """
 
 import functools
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -18,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checks.speed.benchmarks.steps import bare, ours
-from checks.speed.benchmarks.steps.layers import DRAWS, STEPS
+from checks.speed.benchmarks.steps import costs
+from checks.speed.benchmarks.steps.costs import STEPS
 from scalelab import config as config_lib
-from scalelab.configs import tiny
 from scalelab.train.step import state
-from scalelab.train.step.step import many_steps, train_step
+from scalelab.train.step.step import many_steps
 
 POLICIES = ("off", "watch")
 
@@ -46,33 +43,11 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
             if i >= 0:  # the first two rounds compile and warm up
                 seconds[each].append(time.process_time() - begun)
     shares = [a / b - 1 for a, b in zip(seconds["watch"], seconds["off"], strict=True)]
-    drawn = np.median(np.random.default_rng(0).choice(shares, (DRAWS, len(shares))), axis=1)
-    ends = np.quantile(drawn, (0.05, 0.95)).tolist()
-    counts = [count_costs(statics[each], given[each], batches[0]) for each in POLICIES]
-    added = {name: round(counts[1][name] / counts[0][name] - 1, 4) for name in ("flops", "bytes accessed")}
-    shown = [round(x, 4) for x in (statistics.median(shares), *ends)]
-    return {"cpu_s_a_step": statistics.median(seconds["off"]) / STEPS, "share": shown, "added": added}
-
-
-def count_costs(static: Any, h: Any, batch: jax.Array) -> dict[str, float]:
-    """FLOPs and bytes of the compiled step, by XLA's own count."""
-    shapes = jax.eval_shape(functools.partial(state.init_state, static), h)
-    compiled = jax.jit(train_step, static_argnums=0).lower(static, shapes, batch, h).compile()
-    costs: dict[str, float] = compiled.cost_analysis()
-    return costs
-
-
-def main() -> None:
-    """Print a line for configs/tiny.py, and one for the step of width 256 that the other benchmarks use."""
-    models = {
-        "tiny": lambda: config_lib.resolve(tiny.get_config()),
-        "256": lambda: ours.config_for_shape(bare.STEP_256),
-    }
-    names = [name for name in sys.argv[1:] if name in models] or list(models)
-    rounds = next((int(word) for word in sys.argv[1:] if word.isdigit() and word not in models), 30)
-    for name in names:
-        print(json.dumps({"model": name, "rounds": rounds} | measure_cost(models[name](), rounds)), flush=True)
+    off, watch = (costs.count_step(statics[each], given[each], batches[0]) for each in POLICIES)
+    added = {name: round(watch[name] / off[name] - 1, 4) for name in costs.COUNTED}
+    seconds_off = statistics.median(seconds["off"]) / STEPS
+    return {"cpu_s_a_step": seconds_off, "share": costs.median_with_ends(shares), "added": added}
 
 
 if __name__ == "__main__":
-    main()
+    costs.print_by_model(measure_cost)

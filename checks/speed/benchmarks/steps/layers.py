@@ -10,9 +10,7 @@ XLA counts in the compiled step with measures, beyond those of the step without.
 
 import dataclasses
 import functools
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -20,14 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checks.speed.benchmarks.steps import bare, ours
+from checks.speed.benchmarks.steps import costs
+from checks.speed.benchmarks.steps.costs import STEPS
 from scalelab import config as config_lib
-from scalelab.configs import tiny
 from scalelab.train.step import state
-from scalelab.train.step.step import many_steps, train_step
+from scalelab.train.step.step import many_steps
 
-STEPS = 10
-DRAWS = 2000  # of rounds, for the interval
 EVERY = {"off": 0, "tenth": 10, "each": 1}  # variant -> log.layers_every
 
 
@@ -54,33 +50,15 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
         ratios = [a / b for a, b in zip(seconds[name], seconds["off"], strict=True)]
         result[name] = [round(x, 4) for x in (statistics.median(ratios), min(ratios), max(ratios))]
     shares = [(a / b - 1) / STEPS for a, b in zip(seconds["each"], seconds["off"], strict=True)]
-    drawn = np.median(np.random.default_rng(0).choice(shares, (DRAWS, len(shares))), axis=1)
-    middle, ends = statistics.median(shares), np.quantile(drawn, (0.05, 0.95)).tolist()
-    result["share_of_each"] = [round(x, 4) for x in (middle, *ends)]
+    result["share_of_each"] = costs.median_with_ends(shares)
     return result | {"added": count_added(static, h, batches[0])}
 
 
 def count_added(static: Any, h: Any, batch: jax.Array) -> dict[str, float]:
     """A tenth of what measures add to the FLOPs and bytes of the compiled step, as shares, by XLA's own count."""
-    counts = []
-    for layers in (False, True):
-        each = dataclasses.replace(static, layers=layers)
-        shapes = jax.eval_shape(functools.partial(state.init_state, each), h)
-        counts.append(jax.jit(train_step, static_argnums=0).lower(each, shapes, batch, h).compile().cost_analysis())
-    return {name: round((counts[1][name] / counts[0][name] - 1) / STEPS, 4) for name in ("flops", "bytes accessed")}
-
-
-def main() -> None:
-    """Print a line for configs/tiny.py, and one for the step of width 256 that the other benchmarks use."""
-    models = {
-        "tiny": lambda: config_lib.resolve(tiny.get_config()),
-        "256": lambda: ours.config_for_shape(bare.STEP_256),
-    }
-    names = [name for name in sys.argv[1:] if name in models] or list(models)
-    rounds = next((int(word) for word in sys.argv[1:] if word.isdigit() and word not in models), 30)
-    for name in names:
-        print(json.dumps({"model": name, "rounds": rounds} | measure_cost(models[name](), rounds)), flush=True)
+    off, each = (costs.count_step(dataclasses.replace(static, layers=on), h, batch) for on in (False, True))
+    return {name: round((each[name] / off[name] - 1) / STEPS, 4) for name in costs.COUNTED}
 
 
 if __name__ == "__main__":
-    main()
+    costs.print_by_model(measure_cost)

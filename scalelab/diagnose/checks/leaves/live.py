@@ -13,6 +13,7 @@ from scalelab.diagnose.checks.leaves.moved import (
     Moved,
     declared_frozen,
     find_stuck,
+    gap_of_faint_gradients,
     join_names,
 )
 from scalelab.diagnose.evidence import Evidence
@@ -102,18 +103,16 @@ def _unmoved(
         return [Gap("leaf_stuck", why, "a checkpoint at a larger LR")]
     least = VANISHED * float(evidence.values["optim.eps"] or 0.0)
     stuck = [m.part for m in find_stuck(leaves, STEP_ROUNDING) if m.part not in zero]
-    faint = [part for part in stuck if gradients[part] < least]
+    faint = {part: gradients[part] for part in stuck if gradients[part] < least}
     stuck = [part for part in stuck if part not in faint]
-    if faint and not stuck:
-        why = f"{join_names(faint)}: the gradient (norm {gradients[faint[0]]:.2g}) is far below optim.eps, "
-        return [Gap("leaf_stuck", f"{why}and does not move it at step {where[0]}", "an earlier checkpoint")]
+    gaps = [gap_of_faint_gradients(faint, f"at step {where[0]}")] if faint else []
     if not stuck:
-        return []
+        return [*gaps]
     usual = float(np.median([m.distance for m in leaves]))
     text = f"{join_names(stuck)}: has a gradient (norm {gradients[stuck[0]]:.3g}) and does not move but for decay at "
     text += f"step {where[0]}, whose LR is {p['leaf_lr']:.3g}; the median leaf moves by {usual:.2g} of its norm"
     knob = f"let the optimizer's update reach {stuck[0]} (a mask, or a factor of 0), or declare it frozen"
-    return [_test("leaf_stuck", text, knob, where)]
+    return [_test("leaf_stuck", text, knob, where), *gaps]
 
 
 def check_effects(evidence: Evidence) -> Findings:

@@ -5,7 +5,7 @@ that out.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -120,13 +120,19 @@ def find_stuck(moved: Sequence[Moved], rounding: float) -> list[Moved]:
     return [m for m in moved if m.distance <= rounding and rounding * m.rms < largest / SLOW]
 
 
-def _judge_stretch(evidence: Evidence, stretch: Stretch) -> list[Verdict]:
+def _judge_stretch(evidence: Evidence, stretch: Stretch) -> list[Verdict | Gap]:
     moved = list(compare_slices(evidence, stretch))
     if moved and not any(m.distance for m in moved):
         return [_stuck(stretch, "leaf_stuck", ["all leaves"], "let the update reach the weights")]
-    stuck = [m for m in find_stuck(moved, stretch.rounding) if not _is_unreached(evidence, stretch, m)]
+    still = find_stuck(moved, stretch.rounding)
+    faint = {m.part: norm for m in still if (norm := _faint_gradient(evidence, stretch, m))}
+    stuck = [m for m in still if m.part not in faint]
     names = {m.part for m in stuck}
-    verdicts = [_stuck_leaves(stretch, stuck)] if stuck else []
+    verdicts: list[Verdict | Gap] = [_stuck_leaves(stretch, stuck)] if stuck else []
+    if faint:
+        verdicts.append(
+            gap_of_faint_gradients(faint, f"between the saved steps {stretch.before.step} and {stretch.after.step}")
+        )
     heads = [head for head in _stuck_heads(stretch) if head.partition("[")[0] not in names]
     if heads:
         verdicts.append(_stuck(stretch, "head_stuck", heads, "let gradient and update reach every head"))
@@ -191,12 +197,19 @@ def find_moments(saved: SavedStep, name: str, part: str) -> dict[str, np.ndarray
     return result
 
 
-def _is_unreached(evidence: Evidence, stretch: Stretch, moved: Moved) -> bool:
-    """Whether a leaf's average gradient is far below eps, so that it has no update: behind weights that decayed."""
+def _faint_gradient(evidence: Evidence, stretch: Stretch, moved: Moved) -> float:
+    """The norm of a leaf's average gradient if it is so far below eps that no update comes of it; else 0."""
     moments = find_moments(stretch.after, moved.name, moved.part)
-    first = [x for key, x in moments.items() if ".mu." in f".{key}"]
+    first = [float(np.linalg.norm(x.astype(np.float64))) for key, x in moments.items() if ".mu." in f".{key}"]
     least = VANISHED * float(evidence.values["optim.eps"] or 0.0)
-    return any(0 < float(np.linalg.norm(x.astype(np.float64))) < least for x in first)
+    return next((norm for norm in first if norm < least), 0.0)
+
+
+def gap_of_faint_gradients(norms: Mapping[str, float], when: str) -> Gap:
+    """Say which leaves stood still since hardly any gradient reached them, as behind weights that decayed away."""
+    least = min(norms.values())
+    why = f"{join_names(list(norms))}: the gradient (norm {least:.2g}) is far below optim.eps, and does not move it "
+    return Gap("leaf_stuck", why + when, "an earlier checkpoint")
 
 
 def _stuck_heads(stretch: Stretch) -> list[str]:
