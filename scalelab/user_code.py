@@ -190,7 +190,8 @@ def source_hashes(text: str, what: str) -> dict[str, str]:
 
 def loaded_hashes(*names: str) -> tuple[str, ...]:
     """Hashes of the source files of those functions among `names` (`pkg.mod:fn`) that are loaded; sorted."""
-    return tuple(sorted({sha for name in names for sha in _sources.get(_loading_key(name), {}).values()}))
+    keys = [_loading_key(name) for name in names if ":" in name]  # asked for each config: most name none
+    return tuple(sorted({sha for key in keys for sha in _sources.get(key, {}).values()}))
 
 
 def _loading_key(text: str) -> tuple[str, ...]:
