@@ -1,5 +1,7 @@
 """The study of planted faults: its committed table, its plants, and (slow) plants of each kind trained again."""
 
+import functools
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +71,13 @@ def test_what_a_plant_does_to_batches_reaches_the_loop(name, changed):
         planted = feed()
     assert [i for i in range(5) if (planted[i] != right[i]).any()] == changed
     assert name != "cursor_back" or (planted[3:] == right[1:3]).all()
+
+
+def test_a_fork_forgets_every_cache_of_the_package():
+    kept = (each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper))
+    named = {f"{each.__module__}.{each.__qualname__}" for each in kept if each.__module__.startswith("scalelab.")}
+    found = {f"{each.__module__}.{each.__qualname__}" for each in forks._package_caches()}
+    assert len(found) > 50 and named - found == set()
 
 
 def test_a_stop_comes_after_its_step():

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,11 +31,21 @@ def forget_programs() -> None:
 
 def forget_shapes() -> None:
     """Empty the package's caches: they are kept by shape, and a fork has other parameters at the same shape."""
-    for cache in gc.get_objects():
-        if not isinstance(cache, functools._lru_cache_wrapper) or cache is traced._record_type:
-            continue  # a record that was made before has its type from there
-        if cache.__module__.startswith("scalelab"):
+    for cache in _package_caches():
+        if cache is not traced._record_type:  # a record that was made before has its type from there
             cache.cache_clear()
+
+
+def _package_caches() -> Iterator[Any]:
+    """Each function or method of the package that keeps its answers: all stand in a module or in a class of it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "scalelab":
+            continue
+        values = list(vars(module).values())
+        kinds = [value for value in values if isinstance(value, type) and value.__module__ == name]
+        methods = [getattr(value, "__func__", value) for kind in kinds for value in vars(kind).values()]
+        caches = [value for value in (*values, *methods) if isinstance(value, functools._lru_cache_wrapper)]
+        yield from (cache for cache in caches if cache.__module__.partition(".")[0] == "scalelab")
 
 
 @contextlib.contextmanager
