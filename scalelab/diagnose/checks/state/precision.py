@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, update_ratio
 from scalelab.diagnose.probes.leaves.saved import read_saved_steps
-from scalelab.diagnose.verdict import Findings, Gap, Verdict, asks, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Judged, Verdict, asks, make_verdict
 from scalelab.precision.policy import POLICIES
 
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative change of a number below which it is rounded away
@@ -29,9 +29,9 @@ def check_codes(evidence: Evidence) -> Findings:
         if "blocks." in name and x.dtype.kind in "iu" and x.ndim > 1 and x.size >= FEW_CODES:
             shares[name] = float(np.unique(x, return_counts=True)[1].max() / x.size)
             bits[name] = 8 * x.dtype.itemsize
-    same = [name for name, share in shares.items() if share > SAME_CODE]
+    same, judged = [name for name, share in shares.items() if share > SAME_CODE], Judged("states kept in integers")
     if 2 * len(same) <= len(shares):
-        return []
+        return [judged] if shares else []
     worst = max(same, key=lambda name: shares[name])
     text = (
         f"{len(same)} of {len(shares)} arrays of the layers in the optimizer's state are of {bits[worst]}-bit numbers "
@@ -42,7 +42,7 @@ def check_codes(evidence: Evidence) -> Findings:
     knob = f"keep moments in float32 in {str(evidence.values['optim.name']).partition(':')[2]}"
     over = float(np.median([shares[name] for name in same])) / SAME_CODE
     confirm = "a run beside it with fp32 moments"
-    return [make_verdict("low_precision_state", "test", 1 + over, text, knob, confirm)]
+    return [judged, make_verdict("low_precision_state", "test", 1 + over, text, knob, confirm)]
 
 
 @asks("formats of weights and moments")
