@@ -127,6 +127,8 @@ class ModelShape:
 class Layout:
     """How many devices along each mesh axis (-1: the rest), and how they share the work; see configs/base.py."""
 
+    __hash__, __getstate__ = kept_hash, fields_alone
+
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
