@@ -127,6 +127,7 @@ class ModelShape:
 class Layout:
     """How many devices along each mesh axis (-1: the rest), and how they share the work; see configs/base.py."""
 
+    __hash__, __getstate__ = kept_hash, fields_alone
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
@@ -227,9 +228,8 @@ class Static:
     layout: Layout
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
-    past: tuple[
-        stretches.PastStretch, ...
-    ] = ()  # from log.stretches: the stretches of a run whose batch or length changed
+    # From log.stretches: the stretches of a run whose batch or length changed.
+    past: tuple[stretches.PastStretch, ...] = ()
     documents: str = "cross"  # from data.documents
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
     layers: bool = False  # from log.layers_every: whether the program can measure its layers

@@ -26,8 +26,7 @@ from scalelab.plan.compiled.program import (
     read_computations,
 )
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step.efficiency import default_efficiency
-from scalelab.plan.step.time import peak_of_unit
+from scalelab.plan.step.efficiency import default_efficiency, peak_of_unit
 
 Computations = Mapping[str, Sequence[Instruction]]
 UNTIMED = ("parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all", "partition-id", "iota")

@@ -9,6 +9,7 @@ import math
 import pathlib
 from typing import Any
 
+from scalelab.config.fields import fields_alone, kept_hash
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.hardware import chips
 from scalelab.hardware.chips import Chip
@@ -23,6 +24,8 @@ class Machine:
     `node_bytes_per_s`: a device's share of the network between nodes (TPUs: between slices), one direction.
     `price_per_hour`: of a device, in the user's currency; None: not stated.
     """
+
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     chip: Chip
     devices_per_node: int

@@ -76,6 +76,11 @@ def _cached_state_bytes(static: Static) -> dict[str, int]:
 
 def gathered_bytes(static: Static) -> int:
     """Bytes of the weights that ZeRO 1 and 2 gather once a step."""
+    return _cached_gathered_bytes(_state_key(static)) if gathered.gathers_once(static) else 0
+
+
+@functools.cache
+def _cached_gathered_bytes(static: Static) -> int:
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
     formats = [(d, gathered.gathered_format(static, d)) for d in declared]
     whole = [(d, form, rules.parameter_spec(d, False, False)) for d, form in formats if form is not None]

@@ -182,9 +182,7 @@ def _temporary_bytes(
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, rows_per_device(static)
-    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
-    matrices = [d for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack]
-    weight = max(d.size // (d.shape[0] * layout.tensor) for d in matrices)
+    weight = _largest_matrix(static.model.plain, layout.tensor)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     each_kind = [with_fields(static, model=kind) for kind in kinds(shape)]
@@ -200,6 +198,14 @@ def _temporary_bytes(
         head -= min(head, parameter_bytes(static, rules.parameter_specs, blocks=True))
     block += state_lib.host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return max(0, max(block, head) - _logits_bytes(static, backend))
+
+
+@functools.cache
+def _largest_matrix(shape: ModelShape, tensor: int) -> int:
+    """Entries of a block's largest matrix, routed experts' aside, on one of `tensor` devices."""
+    declared = jax.tree.leaves(transformer.parameter_declarations(shape))
+    matrices = [d for d in declared if d.is_hidden_matrix and rules.EXPERTS not in d.stack]
+    return max(d.size // (d.shape[0] * tensor) for d in matrices)
 
 
 def _memory_notes(static: Static) -> list[str]:

@@ -9,6 +9,7 @@ import functools
 import heapq
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 
 from scalelab.config import Layout, Static, with_fields
@@ -48,62 +49,34 @@ def rank_by_time(
     The TWICE fastest also with experts multiplied as `asked`, though what that needs is not counted yet. Of equally
     fast ones that with the fewest changes comes first, then the first of the `options`.
     """
-    options, way, holdings = list(options), asked.model.expert_products, Holdings(machine)
-    ranked: Iterator[Ranked] = _rank_sizes(options, holdings, efficiency)
+    options, way = list(options), asked.model.expert_products
+    ranked: Iterator[Ranked] = _rank_sizes(options, machine, efficiency)
     if any(option.model.expert_products != way for option in options):
-        ranked = _merge_twice(ranked, _rank_sizes(options, holdings, efficiency, way), way)
+        ranked = _merge_twice(ranked, way, machine, efficiency)
     for seconds, equal in itertools.groupby(ranked, key=lambda entry: entry[0]):
         for _, _, option in sorted(equal, key=lambda entry: (count_changes(entry[2]), entry[1])):
             yield option, seconds
 
 
-def _merge_twice(ranked: Iterator[Ranked], other: Iterator[Ranked], way: str) -> Iterator[Ranked]:
-    """`ranked`, with the `other` times of its first TWICE, those with experts multiplied the other `way`."""
-    first: dict[Static, int] = {}  # of `ranked`, as far as it was asked for
-    entries: list[Ranked] = []
-
-    def ask() -> bool:
-        entry = next(ranked, None)
-        if entry is not None:
-            first[entry[2]] = len(entries)
-            entries.append(entry)
-        return entry is not None
-
-    upcoming, at = next(other, None) if ask() else None, 0  # where nothing fits no time is asked
-    while at < len(entries) or ask():
-        while upcoming is not None and upcoming[0] < entries[at][0]:
-            seconds, _, option = upcoming
-            while option not in first and len(entries) < TWICE and ask():
-                pass
-            if first.get(option, TWICE) < TWICE:
-                yield seconds, (math.inf, first[option]), levers.with_products(option, way)
-            upcoming = next(other, None)
-        yield entries[at]
-        at += 1
-    for seconds, _, option in itertools.chain([] if upcoming is None else [upcoming], other):
-        if first[option] < TWICE:
-            yield seconds, (math.inf, first[option]), levers.with_products(option, way)
+def _merge_twice(ranked: Iterator[Ranked], way: str, machine: Machine, efficiency: Efficiency) -> Iterator[Ranked]:
+    """`ranked`, with the times of its first TWICE with experts multiplied the other `way`."""
+    first, others = list(itertools.islice(ranked, TWICE)), list[Ranked]()
+    for i, (_, _, option) in enumerate(first):
+        other = levers.with_products(option, way)
+        others.append((full_step_s(other, machine, efficiency), (math.inf, i), other))
+    by_seconds = operator.itemgetter(0)
+    yield from heapq.merge(sorted(others, key=by_seconds), itertools.chain(first, ranked), key=by_seconds)
 
 
-def _rank_sizes(
-    options: list[Static], holdings: "Holdings", efficiency: Efficiency, way: str | None = None
-) -> Iterator[Ranked]:
-    """Those of `rank_by_time` as their memory seems to hold them, by time and place.
-
-    `way`: the times are those with experts multiplied that way.
-    """
-    machine = holdings.machine
-    bounds = _Bounds(machine, efficiency)
-
-    def timed_as(option: Static) -> Static:
-        return option if way is None else levers.with_products(option, way)
-
+def _rank_sizes(options: list[Static], machine: Machine, efficiency: Efficiency) -> Iterator[Ranked]:
+    """Those of `rank_by_time` as their memory seems to hold them, by time and place."""
+    holdings, bounds = Holdings(machine), _Bounds(machine, efficiency)
     groups: dict[tuple[str, Layout], list[tuple[int, Static]]] = {}
     for i, option in enumerate(options):
         if holdings.least_bytes(option) <= holdings.capacity:
             groups.setdefault(_busy_key(option), []).append((i, option))
     alike = [group for group in groups.values() if holdings.any_may_fit([option for _, option in group])]
-    ahead = [(bounds.busy_s(timed_as(option)), i, False, option) for group in alike for i, option in group]
+    ahead = [(bounds.busy_s(option), i, False, option) for group in alike for i, option in group]
     heapq.heapify(ahead)
     timed: list[tuple[float, int, Static]] = []
     place: dict[Static, tuple[int, int]] = {}
@@ -117,13 +90,13 @@ def _rank_sizes(
         _, i, sends, option = heapq.heappop(ahead)
         if not sends:
             if holdings.may_fit(option):
-                heapq.heappush(ahead, (bounds.least_s(timed_as(option)), i, True, option))
+                heapq.heappush(ahead, (bounds.least_s(option), i, True, option))
             continue
         if not holdings.seems_to_fit(option):
             continue
         for j, size in enumerate(micro_batch_sizes(option, estimate_memory(option, machine))):
             if size not in place:
-                heapq.heappush(timed, (full_step_s(timed_as(size), machine, efficiency), len(place), size))
+                heapq.heappush(timed, (full_step_s(size, machine, efficiency), len(place), size))
             place[size] = min(place.get(size, (i, j)), (i, j))
 
 
@@ -138,7 +111,9 @@ class _Bounds:
     def busy_s(self, option: Static) -> float:
         """Of products and passes, and of what is sent between the devices that split a block's work."""
         layout, key = option.layout, _busy_key(option)
-        most = max(layout.microbatches, WAVES * layout.stage) if layout.stage > 1 else 1
+        # A micro-batch has a sequence at least: a replica of few of them fills few, and its pipeline idles longer.
+        rows = option.global_batch // layout.batch_parts
+        most = max(layout.microbatches, min(WAVES * layout.stage, rows)) if layout.stage > 1 else 1
         alike = key[1]
         if key not in self.busy:
             whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
@@ -147,8 +122,9 @@ class _Bounds:
             moves = tuple(filter(_splits_work, step_transfers(whole)))
             idle = pipeline_bubble(with_fields(alike, microbatches=most), whole.model.n_layers).over_ideal
             seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, idle)
-            self.busy[key] = seconds * (SURE_WITH_EXPERTS if option.model.n_experts else SURE)
-        return self.busy[key]
+            self.busy[key] = seconds
+        one_size = rows == 1 or (option.accumulate == 1 and layout.stage == 1)  # all sequences at once, as bounded
+        return self.busy[key] * (SURE_WITH_EXPERTS if option.model.n_experts and not one_size else SURE)
 
     def least_s(self, option: Static) -> float:
         """`busy_s` and what of weights and gradients, each sent once, no computing hides."""
@@ -158,7 +134,7 @@ class _Bounds:
             share = at.network.expected * at.measured.expected
             seconds = {True: 0.0, False: 0.0}
             for move in step_transfers(whole):
-                if not _splits_work(move) and move.axis != "stage":
+                if not _splits_work(move):
                     seconds[move.hidden] += SURE * transfer_s(whole, self.machine, move, share)
             self.weights[layout] = seconds[False], seconds[True]
         busy, (waited, hideable) = self.busy_s(option), self.weights[layout]

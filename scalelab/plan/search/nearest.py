@@ -21,8 +21,8 @@ from scalelab.plan.memory.host import host_memory
 from scalelab.plan.search import levers
 from scalelab.plan.search.advice import fits_exactly, is_usable, iterate_advice, list_fastest, list_nearly_fitting
 from scalelab.plan.search.candidates import REMAT
-from scalelab.plan.step.efficiency import Efficiency
-from scalelab.plan.step.time import expected_s, peak_of_unit
+from scalelab.plan.step.efficiency import Efficiency, peak_of_unit
+from scalelab.plan.step.time import expected_s
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step.hooks import refuse_unsupported
 from scalelab.train.step.update.per_layer import refusals

@@ -7,7 +7,9 @@ import dataclasses
 import math
 import re
 
-from scalelab.hardware.chips import Chip, compute_capability
+from scalelab.config.fields import fields_alone, kept_hash
+from scalelab.errors import BadInput
+from scalelab.hardware.chips import Chip, compute_capability, unit_flops
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.device_share import Operation
 
@@ -23,6 +25,7 @@ class Range:
 
 GROUPED = "grouped"  # products of routed experts
 WIDE_UNITS = ("float32", "tensorfloat32")
+NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Efficiency:
     "float32", "tensorfloat32", "grouped") and of kernels of attention, in shares of `matmul` and `attention`; kinds
     that lack one have the whole.
     """
+
+    __hash__, __getstate__ = kept_hash, fields_alone
 
     matmul: Range
     attention: Range
@@ -162,3 +167,20 @@ def machine_platform(machine: Machine) -> str:
     """jax's name of the backend: tpu | gpu | cpu."""
     name = machine.chip.name
     return "tpu" if name.startswith("TPU") else "cpu" if name.startswith("CPU") else "gpu"
+
+
+def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
+    """(peak FLOP/s of the unit that multiplies `unit` numbers, its name); without an fp8 unit fp8 is multiplied wider.
+
+    A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
+    """
+    wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
+    peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
+    if peak is None:
+        known = ", ".join(machine.chip.flops)
+        nearest = next((name for name in NARROW if NARROW[name] in machine.chip.flops), "fp32")
+        raise BadInput(
+            f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}; nearest: "
+            f"--config.precision.name={nearest}"
+        )
+    return peak

@@ -12,12 +12,13 @@ from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 
 HOP_S = 1e-6  # a message's least time to the next chip (Scaling Book, part 3: "typically around 1us")
+INSIDE = {axis: MESH_AXES[i + 1 :] for i, axis in enumerate(MESH_AXES)}  # the axes inside of each
 SWITCHED = 1  # `Chip.links` of a GPU: one port to a switch that joins all of a node
 
 
 def axis_stride(layout: Layout, axis: str) -> int:
     """How far apart neighbours along `axis` are, in devices."""
-    return math.prod(getattr(layout, inner) for inner in MESH_AXES[MESH_AXES.index(axis) + 1 :])
+    return math.prod([getattr(layout, inner) for inner in INSIDE[axis]])
 
 
 def devices_within_node(layout: Layout, machine: Machine, axis: str) -> int:
@@ -57,8 +58,9 @@ def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = 
     fast = domain_bytes_per_s(layout, machine, axis, size)
     if not crosses_nodes(layout, machine, axis):
         return fast
-    network = devices_within_node(layout, machine, axis) * machine.node_bytes_per_s
-    return min(fast, network) if devices_within_node(layout, machine, axis) > 1 else network
+    near = devices_within_node(layout, machine, axis)
+    network = near * machine.node_bytes_per_s
+    return min(fast, network) if near > 1 else network
 
 
 def domain_bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None) -> float:

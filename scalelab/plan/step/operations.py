@@ -8,7 +8,7 @@ Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K in
 
 import math
 
-from scalelab.config import ModelShape, Static
+from scalelab.config import ModelShape, Static, with_fields
 from scalelab.hardware.chips import compute_capability
 from scalelab.model.attention.kernels import FUSED, kernel_widths, step_kernel
 from scalelab.model.stacks import count_local_layers
@@ -31,7 +31,20 @@ WHOLE = ("plain", "xla")  # kinds whose logits exist as a whole
 
 
 def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR_TRAITS) -> tuple[Operation, ...]:
-    """All operations of a step on the device that has most.
+    """All operations of a step on the device that has most."""
+    return (*pass_operations(static, machine, traits), *update.update_operations(static))
+
+
+def pass_key(static: Static) -> Static:
+    """`static` with what its `pass_operations` don't see at its default: how `fsdp` splits weights gathered once."""
+    at = static.layout
+    if at.zero >= 3 or at.fsdp == 1:
+        return static
+    return with_fields(static, layout=with_fields(at, data=1, fsdp=at.data * at.fsdp, zero=min(at.zero, 1)))
+
+
+def pass_operations(static: Static, machine: Machine, traits: SystemTraits = OUR_TRAITS) -> tuple[Operation, ...]:
+    """Operations of forward and backward, of blocks and head.
 
     Layer by layer each block's backward, with its forward, and the head's run twice (train/per_layer).
     """
@@ -48,7 +61,7 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
             op._replace(times=(op.times + again) * runs, bytes=op.bytes * _passes(op, traits)) for op in block
         ]
     head = [op._replace(times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
-    return (*operations, *head, *update.update_operations(static))
+    return (*operations, *head)
 
 
 def _passes(op: Operation, traits: SystemTraits) -> float:

@@ -5,28 +5,29 @@ states; a collective what a ring takes. Of the traffic that nothing waits for, a
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from scalelab.config import Static
-from scalelab.errors import BadInput
-from scalelab.hardware.chips import compute_capability, host_bytes_per_s, unit_flops
+from scalelab.hardware.chips import compute_capability, host_bytes_per_s
 from scalelab.model import count
 from scalelab.model.attention.kernels import documents_limit
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import expert_rows, links, operations
 from scalelab.plan.step.device_share import Operation, fullest_device_share, pipeline_bubble
-from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform
+from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform, peak_of_unit
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
+from scalelab.plan.step.update import update_operations
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import EXPERT_AXIS
 from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
-NARROW = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # policies and units, the first that a chip has
 LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
 # Of a turn of a loop on a GPU, whose host reads before it whether there is one (jax issue 2491): 81.6 s for ten million
 # of a small scan (QuantEcon/lecture-python-programming, issue 440).
@@ -100,10 +101,19 @@ def step_time(
 
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
-    """The total of `step_time` alone, at a tenth of its cost: to compare many layouts."""
-    return expected_of(
-        static, machine, efficiency, operations.step_operations(static, machine, traits), step_transfers(static, traits)
-    )
+    """The total of `step_time` alone, at a small part of its cost: to compare many layouts."""
+    passes = _pass_seconds(operations.pass_key(static), machine, efficiency, traits)
+    update = by_size(tuple(update_operations(static)), efficiency)
+    work = Work(update, step_transfers(static, traits), idle_share(static))
+    seconds: float = _step_parts(static, machine, _shares_at(efficiency), work, passes)["total_s"]
+    return seconds
+
+
+@functools.cache
+def _pass_seconds(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits) -> dict[str, Bound]:
+    """Seconds of forward and backward by part, of all layouts with this `operations.pass_key`. Do not modify it."""
+    ops = by_size(operations.pass_operations(static, machine, traits), efficiency)
+    return _part_seconds(machine, ops, _shares_at(efficiency))
 
 
 def expected_of(
@@ -126,26 +136,10 @@ def by_size(ops: tuple[Operation, ...], efficiency: Efficiency) -> tuple[Operati
     return tuple(op._replace(flops=op.flops / efficiency.relative_share(op)) if op.flops else op for op in ops)
 
 
-def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
-    """(peak FLOP/s of the unit that multiplies `unit` numbers, its name); without an fp8 unit fp8 is multiplied wider.
-
-    A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
-    """
-    wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
-    peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
-    if peak is None:
-        known = ", ".join(machine.chip.flops)
-        nearest = next((name for name in NARROW if NARROW[name] in machine.chip.flops), "fp32")
-        raise BadInput(
-            f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}; nearest: "
-            f"--config.precision.name={nearest}"
-        )
-    return peak
-
-
 def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
-    """Every efficiency as expected, but at that end where one is named."""
-    return {field: getattr(getattr(efficiency, field), ends.get(field, "expected")) for field in FIELDS}
+    """Every efficiency as expected, but at that end where one is named; rates as they were measured."""
+    at = {field: getattr(getattr(efficiency, field), ends.get(field, "expected")) for field in FIELDS}
+    return at | {name: at[name] * at["measured"] for name in RATES}
 
 
 def _step_end(
@@ -162,11 +156,13 @@ def idle_share(static: Static) -> float:
     return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
 
 
-def _step_parts(static: Static, machine: Machine, at: dict[str, float], work: Work) -> dict:
-    """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
-    layout, overlap = static.layout, at["overlap"]
-    at = at | {name: at[name] * at["measured"] for name in RATES}
-    (compute, hbm), update = _compute_seconds(static, machine, work.ops, at)
+def _step_parts(
+    static: Static, machine: Machine, at: dict[str, float], work: Work, passes: Mapping[str, Bound] | None = None
+) -> dict:
+    """The fields of `StepTime` that are seconds, at these shares of the datasheet. `passes`: known, not in `work`."""
+    layout, overlap, seconds = static.layout, at["overlap"], _part_seconds(machine, work.ops, at)
+    seconds |= {part: passes[part] for part in ("block", "head")} if passes else {}
+    (compute, hbm), update = _compute_seconds(static, machine, seconds)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
     durations = [
         (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
@@ -207,10 +203,8 @@ def _is_between_steps(move: Transfer) -> bool:
     return move.axis == "stage" and move.kind == "all-to-all"
 
 
-def _compute_seconds(
-    static: Static, machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]
-) -> tuple[Bound, Bound]:
-    """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update."""
+def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]) -> dict[str, Bound]:
+    """(seconds bound by FLOPs, by memory) of a stage's blocks, of the head, and of the update."""
     seconds = {part: [0.0, 0.0] for part in ("block", "head", "update")}
     peak = {unit: peak_of_unit(machine, unit)[0] for unit in {op.unit for op in ops if op.flops}}
     for op in ops:
@@ -221,8 +215,13 @@ def _compute_seconds(
             slower = at["experts"] if op.experts else 1.0
             took = max(flops_s / slower, bytes_s / slower, LEAST_S) + op.turns * TURN_S
             seconds[op.part][flops_s < bytes_s] += op.times * took
+    return {part: (by_flops, by_bytes) for part, (by_flops, by_bytes) in seconds.items()}
+
+
+def _compute_seconds(static: Static, machine: Machine, seconds: Mapping[str, Bound]) -> tuple[Bound, Bound]:
+    """Those of blocks and head on the stage that takes longest, and of the update."""
     of = fullest_device_share(static)
-    last = [seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1)]
+    last = tuple(seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1))
     slowest = max(seconds["block"], last, key=sum)
     return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1] + moments_s(static, machine))
 

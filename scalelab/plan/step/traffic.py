@@ -6,6 +6,7 @@ our trainer does otherwise than those, `systems.py` says so.
 """
 
 import dataclasses
+import functools
 
 import jax
 
@@ -51,8 +52,10 @@ class Transfer:
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All transfers of a step of the device that has most; axes of one device have none."""
-    kinds = _tensor_transfers, _weight_transfers, _expert_transfers, _ring_transfers, _stage_transfers
-    transfers = [transfer for list_transfers in kinds for transfer in list_transfers(static, traits)]
+    by_axis = {"tensor": _tensor_transfers, "data": _weight_transfers, "expert": _expert_transfers}
+    by_axis |= {"context": _ring_transfers, "stage": _stage_transfers}  # of weights along several axes
+    asked = [of for axis, of in by_axis.items() if axis == "data" or getattr(static.layout, axis) > 1]
+    transfers = [transfer for list_transfers in asked for transfer in list_transfers(static, traits)]
     return tuple(t for t in transfers if t.times and getattr(static.layout, t.axis) > 1)
 
 
@@ -132,7 +135,7 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     apart = layout.stage > 1 and POLICIES[static.precision].scaling and not traits.fp8_reduced_once
     if traits.reduced_once and not apart:
         each = static.accumulate if layout.stage > 1 else 1
-    small = GRADIENT_BYTES * _small_parameters(static.model)  # gains, biases, positions: after each micro-batch
+    small = GRADIENT_BYTES * _small_parameters(static.model.plain)  # gains, biases, positions: after each micro-batch
     parameters, updated, routed = of.parameters, of.parameters * 4.0, of.expert_parameters
     by_layer = expert_rows.gathers_experts(static)  # a step's copies leave experts out
     transfers = _gathered_experts(static, routed, traits) if by_layer else []
@@ -242,6 +245,7 @@ def _gathered_once(static: Static, parameters: float, each: int) -> list[Transfe
     ]
 
 
+@functools.cache
 def _small_parameters(shape: ModelShape) -> int:
     """Parameters, but routed experts', whose gradients are summed over devices after each micro-batch."""
     declared = jax.tree.leaves(parameter_declarations(shape))
@@ -252,8 +256,7 @@ def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Keys and values to each other device that shares a sequence; gradients (fp32) beside them, and home once more."""
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
-    elements = of.tokens * of.key_heads * (shape.d_key + shape.d_value)
-    runs = of.layers * of.microbatches
+    elements, runs = of.tokens * of.key_heads * (shape.d_key + shape.d_value), of.layers * of.microbatches
     turns = _ring_turns(static) * runs
     # What a recomputed forward and the backward after it send first is one: the compiler joins the two.
     recomputed = turns - runs if recompute_policy(static, traits) != "none" and turns else 0.0

@@ -15,8 +15,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.machine.priced import paid_hours
 from scalelab.plan.search.levers import round_batch, without_mesh
 from scalelab.plan.search.nearest import Candidate, fastest_fit, with_even_batch, without_ramp
-from scalelab.plan.step.efficiency import Efficiency, default_efficiency
-from scalelab.plan.step.time import peak_of_unit
+from scalelab.plan.step.efficiency import Efficiency, default_efficiency, peak_of_unit
 from scalelab.plan.whole import PINNED, Alternative, plan
 from scalelab.precision.policy import POLICIES
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding, auto_axes
 
-from scalelab.config import Layout, Static, group_hparams, traced_names, with_fields
+from scalelab.config import Layout, ModelShape, Static, group_hparams, traced_names, with_fields
 from scalelab.model import transformer
-from scalelab.model.declare import named_leaves, with_variables, without_variables
+from scalelab.model.declare import Declaration, named_leaves, with_variables, without_variables
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import ema, user_numbers
 from scalelab.optim.chain import build_optimizer_chain
@@ -125,22 +125,41 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
     """
     shape, layout = static.model, static.layout
     like = state_shapes(static) if like is None else like
-    whole, declared = PartitionSpec(), named_leaves(parameter_declarations(shape))
-    specs_by_name = named_leaves(rules.moment_specs(shape, layout))
+    whole, declared = PartitionSpec(), _declared_by_name(shape.plain)
+    specs = jax.tree.leaves(rules.moment_specs(shape, layout), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    specs_by_name = dict(zip(declared, specs, strict=True))
+    leaves, structure = jax.tree.flatten((like.opt_state, like.ema))
 
-    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-        place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
-        name = next((n for n in declared if place.startswith(n + ".")), None)
+    def of(name: str | None, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         if name is None:
             return whole
         if leaf.shape == declared[name].shape:
             return specs_by_name[name]
         return rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
 
-    opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
+    names = _parameter_names(shape.plain, structure)
+    opt_state, average = jax.tree.unflatten(structure, map(of, names, leaves))
     parts = {part.name: part.specs(static, like.part(part.name)) for part in PARTS}
     fixed: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average)
     return TrainState(*fixed).with_parts(parts)
+
+
+@functools.cache
+def _declared_by_name(shape: ModelShape) -> dict[str, Declaration]:
+    """A model's declarations by dotted name. Cached: do not modify it."""
+    return named_leaves(parameter_declarations(shape))
+
+
+@functools.cache
+def _parameter_names(shape: ModelShape, structure: jax.tree_util.PyTreeDef) -> tuple[str | None, ...]:
+    """Of each leaf of a tree of optimizer state the parameter that its path names; None where it names none."""
+
+    def name(path: Any) -> str | None:
+        place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
+        return next((n for n in _declared_by_name(shape) if place.startswith(n + ".")), None)
+
+    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
+    return tuple(name(path) for path, _ in jax.tree_util.tree_leaves_with_path(numbered))
 
 
 def state_memories(static: Static, device: jax.Device) -> TrainState:

@@ -9,7 +9,9 @@ from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.search import advice, by_time, levers
 from scalelab.plan.search.candidates import list_options, micro_batch_sizes, trainer_verdict
+from scalelab.plan.step import operations
 from scalelab.plan.step.efficiency import default_efficiency, machine_platform
+from scalelab.plan.step.time import expected_s, step_time
 from scalelab.precision.policy import first_alike
 
 GIB = 2**30
@@ -59,7 +61,13 @@ def test_options_come_in_the_order_of_all_accounted_for(recipe, hardware, device
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices"),
-    [("llama3_8b", "h100", 64), ("llama3_405b", "h100", 512), ("deepseek_v3", "h800", 512), ("olmoe_1b_7b", "v6e", 64)],
+    [
+        ("llama3_8b", "h100", 64),
+        ("llama3_405b", "h100", 512),
+        ("deepseek_v3", "h800", 512),
+        ("olmoe_1b_7b", "v6e", 64),
+        ("qwen3_30b_a3b", "h100", 2048),
+    ],
 )
 def test_no_option_is_faster_than_its_bound(recipe, hardware, devices):
     """With every micro-batch there may be, and every ZeRO stage."""
@@ -133,3 +141,16 @@ def test_where_nothing_fits_nothing_is_traced_or_timed(monkeypatch):
 def test_policies_that_store_otherwise_share_a_trace():
     assert [first_alike(name) for name in ("bf16", "bf16_stochastic", "bf16_moments", "bf16_kahan")] == ["bf16"] * 4
     assert first_alike("fp8") == "fp8" and first_alike("fp16_unscaled") == "fp16_unscaled"
+
+
+@pytest.mark.parametrize(("recipe", "hardware"), [("olmoe_1b_7b", "h100"), ("llama3_8b", "v5p")])
+def test_layouts_that_share_their_passes_have_equal_operations(recipe, hardware):
+    """And so the same seconds as without sharing: to the last bit, as times are printed."""
+    _, machine, options = space(recipe, hardware, 32, 70)
+    efficiency, shared = default_efficiency(machine), 0
+    for option in options[::3]:
+        key = operations.pass_key(option)
+        shared += key != option
+        assert operations.pass_operations(option, machine) == operations.pass_operations(key, machine), option.layout
+        assert expected_s(option, machine, efficiency) == step_time(option, machine, efficiency).total_s
+    assert shared > 10

@@ -25,11 +25,11 @@ from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import efficiency, links, traffic
 from scalelab.plan.step import operations as work
-from scalelab.plan.step.efficiency import Range
+from scalelab.plan.step.efficiency import Range, peak_of_unit
 from scalelab.plan.step.operations import step_operations
 from scalelab.plan.step.savings import TRAIT_DESCRIPTIONS, cost_of_traits
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
-from scalelab.plan.step.time import expected_s, idle_share, peak_of_unit, step_time
+from scalelab.plan.step.time import expected_s, idle_share, step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.quick import one_in
 from tests.tables import table_path
