@@ -1,56 +1,61 @@
 """What the recipes of the rows with experts switched on, with sources, and what each of that is taken to cost.
 
-Read from the recipes as they stood at each release, before any of it was in the account. Terms, in the order in which
-they were written down, each with the rows that judge it; none is fitted on a row that judges it:
+Terms were written down, with the rows that judge them, before any of them was in the account; none is fitted on a row
+that judges it, and terms.py chooses them again without the rows of a model, chip or release. Kept:
 
-1. A dispatcher of NCCL's all-to-all sends a row once for each expert, not once a device or node: 1.5 times the rows
-   with 8 devices and 8 experts a token, hardly more with 64 devices and 4. Judged by B200, B300, H100 and gpt-oss.
-2. A recipe that overlaps the exchange hides it as other traffic is hidden: less time on H100 (DeepSeek-V3, Qwen3 235B).
-3. Gradients are summed in bf16, not fp32: less time where a step has few micro-batches, gpt-oss of 25.11 on B200 and
-   H100, whose errors therefore grow.
-4. A chip's share of its peak in products from dense rows alone: GB200 7 % slower, GB300 8 % faster. Judged by all their
-   rows with experts.
-5. fp8 pads each expert's rows to whole blocks and takes the padding off again, two passes forward and two backward:
-   3 to 6 % of a block. Judged by all rows in fp8 of Megatron-Bridge.
-6. gpt-oss has biases of experts and a clamped activation that Megatron's code does in passes of their own: 22 % of a
-   block on GB300, a little more where the activation is computed again. Judged by the rows of gpt-oss.
-7. Overlap costs the host: 12.7 ms a block in place of 9. Fitted on Qwen3 235B of 25.11 on B200, judged by B300 (Qwen3
-   235B) and H100 (Qwen3).
-8. MaxText gathers a bias for each row of an expert: as gathers of rows, 87 of gpt-oss's 415 ms a block on v7; heads of
-   64 halve the share of attention, 22 ms. Judged by gpt-oss on v7.
+- dispatcher: NCCL's all-to-all sends a row once for each expert, DeepEP and HybridEP once to each device or node; an
+  exchange that the recipe overlaps goes on behind computing as other traffic does.
+- padding: fp8 pads each expert's rows to whole blocks, unless one kernel has all of an expert.
+- biases: gpt-oss has biases of experts and a clamped activation, which Megatron does in passes of their own, and
+  MaxText gathers a bias for each row.
+- host: on any chip a block whose attention is in no CUDA graph waits for its host, longer with an overlapped exchange.
+- latent: DeepSeek-V3's projections up from latents are computed again.
+- chip's share (scalelab/plan/step/efficiency.py): GB200's and GB300's, from dense rows alone.
 
-Not tried, since it could not matter: counting kernels instead of blocks for the host. By a count of 16 kernels an expert
-in fp8 and 100 beside, DeepSeek-V3's 32 experts a device take a host 17 ms a block, what its GPU takes anyway.
+Dropped: gradients summed in bf16, which all of these recipes do. Planned so, gpt-oss of 25.11 on B200, whose step is
+its gradients' sum, is 53 % too fast in place of 11, and no other row changes by more than 2 %; whatever is slow there,
+the choice without any model, chip or release drops the term.
+Not tried, since it could not matter: counting kernels instead of blocks for the host. By a count of 16 kernels an
+expert in fp8 and 100 beside, DeepSeek-V3's 32 experts a device take a host 17 ms a block, what its GPU takes anyway.
 """
 
+import dataclasses
 from typing import NamedTuple
+
+from scalelab.plan.step.operations import ROW_PASSES_ON_TPU
+from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS, SystemTraits
 
 
 class Recipe(NamedTuple):
     """`dispatcher`: of the rows of experts; `overlapped`: whether the exchange goes on behind another micro-batch.
 
-    `graphs`: parts of a block in CUDA graphs; `recomputed`: modules whose forward a backward repeats.
+    `graphs`: parts of a block in CUDA graphs; `recomputed`: modules whose forward a backward repeats; `fused`: whether
+    one kernel has experts' products with activation, biases and rounding (cutedsl_fused_grouped_mlp).
     """
 
     dispatcher: str  # alltoall | deepep | hybridep
     overlapped: bool = False
     graphs: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
+    fused: bool = False
 
 
 ROUTING = ("moe_router", "moe_preprocess")
 MOST = ("attn", *ROUTING)
+WHOLE_STEP = MOST  # "full_iteration"
 LATENT = ("mla_up_proj",)
 FEWER_SAVED = ("layernorm", "moe_act")
 
-# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/{deepseek,gpt_oss,qwen}: *_workload_base_configs.py. Of 26.02:
+# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/{deepseek,gpt_oss,qwen}/*_workload_base_configs.py. Of 26.02:
 # Qwen3's as dingqingy-nv/Megatron-Bridge has it @15ace117, whose layouts are those of the table; gpt-oss's before
 # pull request 3561 and DeepSeek-V3's before 3549, which change both for 26.04. Of 25.11: pull request 1760 (Qwen3 235B
 # on B200 overlapped until then), the first version of gpt_oss_workload_base_configs.py. Of 25.09: DeepSeek-V3's
-# deepseek_llm_pretrain.py @01328424. A dispatcher that no recipe names is the model's own, NCCL's.
+# deepseek_llm_pretrain.py @01328424. Of 26.06: gpt-oss's as slikhite-1/Megatron-Bridge has it @7e5c47ff, Qwen3's as
+# kaiko-ai's has it @89af5032, DeepSeek-V3's @04264182 and pull request 3549 (B300). A dispatcher that no recipe names
+# is the model's own: NCCL's of gpt-oss and Qwen3 235B, DeepEP of Qwen3 30B.
 RECIPES = {
     ("26.02", "deepseek_v3"): {
-        "gb300": Recipe("hybridep", False, MOST, LATENT), "gb200": Recipe("hybridep", False, MOST, LATENT),
+        "gb300": Recipe("hybridep", False, (), LATENT), "gb200": Recipe("hybridep", False, MOST, LATENT),
         "b300": Recipe("hybridep", False, (), LATENT), "b200": Recipe("hybridep", False, (), LATENT),
     },
     ("26.02", "gpt_oss_120b"): {
@@ -60,8 +65,8 @@ RECIPES = {
     },
     ("26.02", "qwen3_30b_a3b"): {
         "gb300": Recipe("hybridep", False, ROUTING), "gb200": Recipe("hybridep", False, ROUTING),
-        "b300": Recipe("hybridep", False, ROUTING), "b200": Recipe("alltoall", False, ROUTING),
-        "h100": Recipe("alltoall", True),
+        "b300": Recipe("hybridep", False, ROUTING), "b200": Recipe("deepep", False, ROUTING),
+        "h100": Recipe("deepep", True),
     },
     ("26.02", "qwen3_235b_a22b"): {
         "gb300": Recipe("hybridep", False, MOST), "gb200": Recipe("hybridep", False, MOST),
@@ -75,10 +80,70 @@ RECIPES = {
         "gb300": Recipe("hybridep", False, ROUTING), "gb200": Recipe("hybridep", False, MOST),
         "b200": Recipe("alltoall", True), "h100": Recipe("alltoall", True),
     },
+    ("26.06", "deepseek_v3"): {
+        "gb300": Recipe("hybridep", True, WHOLE_STEP, (), True),
+        "gb200": Recipe("hybridep", True, WHOLE_STEP, LATENT, True), "b300": Recipe("hybridep", False, MOST, LATENT),
+    },
+    ("26.06", "gpt_oss_120b"): {
+        "gb300": Recipe("hybridep", True, WHOLE_STEP, (), True),
+        "gb200": Recipe("hybridep", True, WHOLE_STEP, (), True), "b300": Recipe("hybridep", False, MOST),
+    },
+    ("26.06", "qwen3_30b_a3b"): {
+        **dict.fromkeys(("gb300", "gb200", "b300"), Recipe("hybridep", True, WHOLE_STEP, (), True)),
+        "h100": Recipe("hybridep"),
+    },
+    ("26.06", "qwen3_235b_a22b"): dict.fromkeys(("gb300", "gb200"), Recipe("hybridep", True, WHOLE_STEP, (), True)),
     ("25.09", "deepseek_v3"): {"h100": Recipe("deepep", True, (), ("mla_up_proj", "mlp"))},
 }  # fmt: skip
 # Their recipes of 25.11 are, as far as they were found, those of 26.02.
 RECIPES |= {("25.11", model): RECIPES["26.02", model] for model in ("gpt_oss_120b", "qwen3_30b_a3b")}
+
+
+# cuDNN takes latent attention and sinks in Transformer Engine, Tokamax's splash on TPUs: no row has logits in memory.
+BRIDGE_TRAITS = dataclasses.replace(MEGATRON_TRAITS, fused_attention="all")
+TOKAMAX_TRAITS = dataclasses.replace(MAXTEXT_TRAITS, fused_attention="all")
+# Seconds that a host takes a block with experts of 768, a sequence at a time, whatever the chip: Qwen3 30B on B200, 8.8
+# and 9.2 ms. With an overlapped exchange: Qwen3 235B of 25.11 on B200; "disable moe_a2a_overlap due to CPU overhead"
+# (pull request 1760) was worth 16 % of that step.
+HOST_S, OVERLAPPED_HOST_S, HOST_SPREAD = 9e-3, 12.7e-3, 1.5
+# Bytes for each entry of d_model of an expert's row, forward and backward, in passes that a fused kernel would save.
+# Rows are padded before the experts and cut after them (TEGroupedMLP.forward): two copies each way.
+PADDING_BYTES = 4 * 4
+# weighted_bias_quick_geglu_impl clamps both halves and joins them again (16 forward; masks and the split's join, 20
+# backward; d_expert is d_model here). TEGroupedMLP._apply_bias adds the weighted bias in fp32, joins experts' rows and
+# rounds (28 forward, 40 backward with the sums for both gradients).
+CLAMP_BYTES, BIAS_BYTES = 16 + 20, 28 + 40
+ACTIVATION_BYTES = 16 + 6  # forward, of "moe_act" once more
+# MaxText's transform_bias gathers three biases for each row of an expert, two once more where a block is computed
+# again, and scatters three gradients: each row read and written in bf16, at what gathers of rows take.
+GATHERED_BIAS_BYTES = ROW_PASSES_ON_TPU * 2 * 2 * (3 + 2 + 3)
+TERMS = ("dispatcher", "padding", "biases", "host", "latent")
+
+
+def bridge_traits(recipe: Recipe, model: str, precision: str, terms: tuple[str, ...] = TERMS) -> SystemTraits:
+    """Traits of a row of Megatron-Bridge by its recipe; of TERMS those that are named."""
+    extra = PADDING_BYTES if precision == "fp8" and "padding" in terms and not recipe.fused else 0
+    if model == "gpt_oss_120b" and "biases" in terms and not recipe.fused:
+        extra += CLAMP_BYTES + BIAS_BYTES + ("moe_act" in recipe.recomputed) * ACTIVATION_BYTES
+    return dataclasses.replace(
+        BRIDGE_TRAITS,
+        sends="copies" if recipe.dispatcher == "alltoall" and "dispatcher" in terms else "node",
+        sends_hidden=recipe.overlapped and "dispatcher" in terms,
+        expert_bytes=float(extra),
+        recomputed_products=("q_up", "kv_up") if "mla_up_proj" in recipe.recomputed and "latent" in terms else (),
+    )
+
+
+def maxtext_traits(model: str) -> SystemTraits:
+    """Traits of a row of MaxText on TPUs."""
+    return dataclasses.replace(TOKAMAX_TRAITS, expert_bytes=GATHERED_BIAS_BYTES if model == "gpt_oss_120b" else 0.0)
+
+
+def block_host_s(recipe: Recipe, terms: tuple[str, ...] = TERMS) -> float:
+    """Seconds that a host takes a block of a recipe, 0 where attention is in a graph."""
+    if "attn" in recipe.graphs:
+        return 0.0
+    return OVERLAPPED_HOST_S if recipe.overlapped and "host" in terms else HOST_S
 
 
 def find_recipe(release: str, model: str, chip: str) -> Recipe:
