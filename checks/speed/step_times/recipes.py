@@ -6,9 +6,10 @@ that judges it, and terms.py chooses them again without the rows of a model, chi
 - dispatcher: NCCL's all-to-all sends a row once for each expert, DeepEP and HybridEP once to each device or node; an
   exchange that the recipe overlaps goes on behind computing as other traffic does.
 - padding: fp8 pads each expert's rows to whole blocks, unless one kernel has all of an expert.
-- biases: gpt-oss has biases of experts and a clamped activation, which Megatron does in passes of their own, and
-  MaxText gathers a bias for each row.
-- host: on any chip a block whose attention is in no CUDA graph waits for its host, longer with an overlapped exchange.
+- biases: gpt-oss has biases of experts and a clamped activation, for which Megatron has passes of their own; MaxText
+  gathers a bias for each row.
+- host: on any chip a block waits for its host, longer with an overlapped exchange, but where HybridEP sends, which
+  needs no counts on the host as the others do, and attention is in a CUDA graph.
 - latent: DeepSeek-V3's projections up from latents are computed again.
 - chip's share (scalelab/plan/step/efficiency.py): GB200's and GB300's, from dense rows alone.
 
@@ -46,13 +47,13 @@ WHOLE_STEP = MOST  # "full_iteration"
 LATENT = ("mla_up_proj",)
 FEWER_SAVED = ("layernorm", "moe_act")
 
-# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/{deepseek,gpt_oss,qwen}/*_workload_base_configs.py. Of 26.02:
-# Qwen3's as dingqingy-nv/Megatron-Bridge has it @15ace117, whose layouts are those of the table; gpt-oss's before
-# pull request 3561 and DeepSeek-V3's before 3549, which change both for 26.04. Of 25.11: pull request 1760 (Qwen3 235B
-# on B200 overlapped until then), the first version of gpt_oss_workload_base_configs.py. Of 25.09: DeepSeek-V3's
-# deepseek_llm_pretrain.py @01328424. Of 26.06: gpt-oss's as slikhite-1/Megatron-Bridge has it @7e5c47ff, Qwen3's as
-# kaiko-ai's has it @89af5032, DeepSeek-V3's @04264182 and pull request 3549 (B300). A dispatcher that no recipe names
-# is the model's own: NCCL's of gpt-oss and Qwen3 235B, DeepEP of Qwen3 30B.
+# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/{deepseek,gpt_oss,qwen,qwen3}, *workload_base_configs.py.
+# 26.02: Qwen3's as dingqingy-nv/Megatron-Bridge has it @15ace117, whose layouts are those of the table; gpt-oss's before
+# pull request 3561 and DeepSeek-V3's before 3549, which change both for 26.04. 25.11: @767255d2 (Qwen3), @6b296ac1
+# (gpt-oss, which has other batches on B200 and H100 than the table) and @d19cb73c (DeepSeek-V3); pull request 1760
+# (Qwen3 235B on B200 overlapped until then). 25.09: deepseek_llm_pretrain.py @01328424. 26.06: gpt-oss's as slikhite-1
+# has it @7e5c47ff, Qwen3's as kaiko-ai has it @89af5032, DeepSeek-V3's @04264182 and pull request 3549 (B300). A
+# dispatcher that no recipe names is the model's own: NCCL's, and DeepEP of Qwen3 30B in 26.02.
 RECIPES = {
     ("26.02", "deepseek_v3"): {
         "gb300": Recipe("hybridep", False, (), LATENT), "gb200": Recipe("hybridep", False, MOST, LATENT),
@@ -73,12 +74,15 @@ RECIPES = {
         "b300": Recipe("alltoall", True), "b200": Recipe("alltoall"), "h100": Recipe("alltoall", True),
     },
     ("25.11", "deepseek_v3"): {
-        "gb300": Recipe("hybridep", False, MOST, LATENT), "gb200": Recipe("hybridep", False, MOST, LATENT),
-        "b200": Recipe("deepep", False, (), LATENT),
+        "gb300": Recipe("hybridep", False, MOST), "gb200": Recipe("hybridep", False, ROUTING, LATENT),
+        "b200": Recipe("alltoall", False, (), LATENT),
     },
     ("25.11", "qwen3_235b_a22b"): {
-        "gb300": Recipe("hybridep", False, ROUTING), "gb200": Recipe("hybridep", False, MOST),
+        "gb300": Recipe("hybridep", False, MOST), "gb200": Recipe("hybridep", False, MOST),
         "b200": Recipe("alltoall", True), "h100": Recipe("alltoall", True),
+    },
+    ("25.11", "qwen3_30b_a3b"): {
+        **dict.fromkeys(("gb300", "gb200", "b200"), Recipe("alltoall", False, MOST)), "h100": Recipe("alltoall", True),
     },
     ("26.06", "deepseek_v3"): {
         "gb300": Recipe("hybridep", True, WHOLE_STEP, (), True),
@@ -95,8 +99,7 @@ RECIPES = {
     ("26.06", "qwen3_235b_a22b"): dict.fromkeys(("gb300", "gb200"), Recipe("hybridep", True, WHOLE_STEP, (), True)),
     ("25.09", "deepseek_v3"): {"h100": Recipe("deepep", True, (), ("mla_up_proj", "mlp"))},
 }  # fmt: skip
-# Their recipes of 25.11 are, as far as they were found, those of 26.02.
-RECIPES |= {("25.11", model): RECIPES["26.02", model] for model in ("gpt_oss_120b", "qwen3_30b_a3b")}
+RECIPES["25.11", "gpt_oss_120b"] = RECIPES["26.02", "gpt_oss_120b"]
 
 
 # cuDNN takes latent attention and sinks in Transformer Engine, Tokamax's splash on TPUs: no row has logits in memory.
@@ -140,8 +143,8 @@ def maxtext_traits(model: str) -> SystemTraits:
 
 
 def block_host_s(recipe: Recipe, terms: tuple[str, ...] = TERMS) -> float:
-    """Seconds that a host takes a block of a recipe, 0 where attention is in a graph."""
-    if "attn" in recipe.graphs:
+    """Seconds that a host takes a block of a recipe; 0 where it reads no counts and attention is in a graph."""
+    if recipe.dispatcher == "hybridep" and "attn" in recipe.graphs:
         return 0.0
     return OVERLAPPED_HOST_S if recipe.overlapped and "host" in terms else HOST_S
 

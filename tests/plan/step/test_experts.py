@@ -171,7 +171,15 @@ def test_every_row_of_megatron_bridge_has_the_facts_of_its_recipe():
     made = {row.chip: published.bridge_row(row, "26.02") for row in bridge.BRIDGE_26_02 if row.recipe == bridge.GPT_OSS}
     tokens = 4 * 4096
     assert expert_rows.sent_rows(made["b200"].static, made["b200"].traits) == 4 * tokens
-    assert made["b200"].host_s and not made["b300"].host_s  # attention in a graph
+    hosts = [
+        recipes.block_host_s(recipes.Recipe(*facts))
+        for facts in (
+            ("alltoall", False, recipes.MOST),
+            ("hybridep", False, recipes.ROUTING),
+            ("hybridep", False, recipes.MOST),
+        )
+    ]
+    assert hosts == [recipes.HOST_S, recipes.HOST_S, 0]  # counts are read, attention is in no graph, neither
 
 
 def test_passes_of_other_systems_over_rows_cost_their_bytes_and_recomputed_products_a_forward():
