@@ -10,7 +10,8 @@ that judges it, and terms.py chooses them again without the rows of a model, chi
   gathers a bias for each row.
 - host: on any chip a block waits for its host, longer with an overlapped exchange, but where HybridEP sends, which
   needs no counts on the host as the others do, and attention is in a CUDA graph.
-- latent: DeepSeek-V3's projections up from latents are computed again.
+- latent: DeepSeek-V3's projections up from latents are computed again; norms and its three dense MLPs, where a recipe
+  has them computed again, are not counted.
 - chip's share (scalelab/plan/step/efficiency.py): GB200's and GB300's, from dense rows alone.
 
 Dropped: gradients summed in bf16, which all of these recipes do. Planned so, gpt-oss of 25.11 on B200, whose step is
@@ -48,7 +49,7 @@ LATENT = ("mla_up_proj",)
 FEWER_SAVED = ("layernorm", "moe_act")
 
 # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/{deepseek,gpt_oss,qwen,qwen3}, *workload_base_configs.py.
-# 26.02: Qwen3's as dingqingy-nv/Megatron-Bridge has it @15ace117, whose layouts are those of the table; gpt-oss's before
+# 26.02: Qwen3's as dingqingy-nv has it @15ace117, whose layouts are those of the table; gpt-oss's before
 # pull request 3561 and DeepSeek-V3's before 3549, which change both for 26.04. 25.11: @767255d2 (Qwen3), @6b296ac1
 # (gpt-oss, which has other batches on B200 and H100 than the table) and @d19cb73c (DeepSeek-V3); pull request 1760
 # (Qwen3 235B on B200 overlapped until then). 25.09: deepseek_llm_pretrain.py @01328424. 26.06: gpt-oss's as slikhite-1
