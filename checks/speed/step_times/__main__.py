@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from checks.shared import RESULTS, command_line, result_header
-from checks.speed.step_times import experts, fit, tables
+from checks.speed.step_times import experts, fit, tables, terms
 from checks.speed.step_times.rows import CALIBRATED_ROWS, OTHER_ROWS, OUR_ROWS, SLOWER_ROWS
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
@@ -64,6 +64,8 @@ def _main(argv: list[str]) -> int:
     result["experts"] = describe_experts()
     if more:
         result |= {"tables": more, "chips": tables.summarize_by_chip(more), "all": tables.summarize_all(more)}
+        result["together"] = describe_together(more + experts.compare_rows())
+        result["experts"]["terms"] = terms.judge_terms()
         result |= {"systems": tables.summarize_by_system(more), "hbm": fit.compare_hbm(fit.prepare_rows(every))}
     if options.json != "-":
         print_table(COLUMNS, table_cells(rows))
@@ -81,12 +83,26 @@ def describe_experts() -> dict[str, Any]:
     lines = experts.compare_rows()
     rows = [line | {"kind": "held" if line["held"] else "experts"} for line in lines]
     held = [line for line in lines if line["held"]]
+    unseen = [line for line in lines if " 26.06 " in line["name"]]
     return {
         "rows": rows, "mean_absolute": statistics.mean(abs(line["error"]) for line in lines),
         "in_range": sum(line["in_range"] for line in lines),
         "held_rows": len(held), "held_mean_absolute": statistics.mean(abs(line["error"]) for line in held),
         "held_in_range": sum(line["in_range"] for line in held),
+        "unseen_rows": len(unseen), "unseen_mean_absolute": statistics.mean(abs(line["error"]) for line in unseen),
+        "unseen_in_range": sum(line["in_range"] for line in unseen),
         "chips": tables.summarize_by_chip(lines), "systems": tables.summarize_by_system(lines),
+    }  # fmt: skip
+
+
+def describe_together(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of dense models and of those with experts: by chip, all units together, and the worst of three or more."""
+    chips = tables.summarize_by_chip([line | {"precision": ""} for line in lines])
+    worst = max((chip for chip in chips if chip["rows"] >= 3), key=lambda chip: chip["mean_absolute_error"])
+    return {
+        "rows": len(lines), "mean_absolute": statistics.mean(abs(line["error"]) for line in lines),
+        "in_range": statistics.mean(line["in_range"] for line in lines), "chips": chips,
+        "worst_chip": worst["chip"], "worst_chip_mean_absolute": worst["mean_absolute_error"],
     }  # fmt: skip
 
 
@@ -158,6 +174,17 @@ def describe_all(of: dict[str, Any]) -> str:
     )
 
 
+def together_lines(of: dict[str, Any]) -> list[str]:
+    """Dense rows and rows with experts, by chip, in Markdown."""
+    return [
+        f"Dense rows and rows with experts together, {of['rows']}: mean of absolute errors {of['mean_absolute']:.1%}, "
+        f"{of['in_range']:.0%} in range; worst chip of three rows or more {of['worst_chip']}, "
+        f"{of['worst_chip_mean_absolute']:.1%}.",
+        "",
+        *markdown_table(CHIP_COLUMNS, group_cells(of["chips"], "chip")),
+    ]
+
+
 def describe_hbm(errors: dict[str, dict[str, float]]) -> str:
     """What other shares of the memory's bandwidth would do to the errors, all else fitted again."""
     each = "; ".join(
@@ -184,10 +211,13 @@ def expert_lines(result: dict[str, Any]) -> list[str]:
     held = f"{result['held_rows']} rows, `held`, had no part in that: {result['held_mean_absolute']:.0%}"
     return [
         f"Models with experts: {len(rows)} rows of other systems: mean of absolute errors "
-        f"{result['mean_absolute']:.0%}, {result['in_range']} in range. Fitted were a TPU's grouped products and its "
-        "gathers, on the rows of v7, and the seconds that an x86 host takes a block in Megatron-Bridge, on Qwen3 30B "
-        f"with B200; no share of a GPU's. {held}, {result['held_in_range']} in range.",
+        f"{result['mean_absolute']:.1%}, {result['in_range']} in range. Fitted were a TPU's grouped products and its "
+        "gathers, on the rows of v7, and the seconds that a host takes a block in Megatron-Bridge, on Qwen3 30B with "
+        f"B200, and with an overlapped exchange on Qwen3 235B of 25.11. {held}, {result['held_in_range']} in range. "
+        f"Of release 26.06, whose {result['unseen_rows']} rows were seen by no choice: "
+        f"{result['unseen_mean_absolute']:.1%}, {result['unseen_in_range']} in range.",
         "",
+        *([*terms.describe_terms(result["terms"]), ""] if "terms" in result else []),
         *markdown_table(COLUMNS, table_cells(rows)),
         "",
         *markdown_table(CHIP_COLUMNS, group_cells(result["chips"], "chip")),
@@ -210,6 +240,7 @@ def write_step_times(result: dict[str, Any]) -> None:
         lines += markdown_table(SYSTEM_COLUMNS, group_cells(result["systems"], "system"))
         lines += ["", describe_hbm(result["hbm"])]
     lines += ["", *expert_lines(result["experts"])]
+    lines += ["", *together_lines(result["together"])] if "together" in result else []
     write_result(RESULTS, "step_times", result, "\n".join(lines) + "\n")
 
 

@@ -3,100 +3,40 @@
 All of Megatron-Bridge force even loads and drop nothing; its newest table has DeepSeek-V3 with the block and head of
 multi-token prediction, which are planned as one more block. Ironwood's rows are of random routing, so even as well.
 
-Two numbers were fitted here, on the eight rows of Ironwood: the smallest side at which a TPU's grouped product has half
-its share, and what its gathers of rows take in passes over memory; and a third, HOST_S, on two rows of B200. No GPU's
-share was. HELD rows had no part in that, but were seen when these terms were chosen.
+What a row's recipe switched on, and what that costs, stands in recipes.py. Two numbers were fitted here, on the eight
+rows of Ironwood: the smallest side at which a TPU's grouped product has half its share, and what its gathers of rows
+take in passes over memory; and two of hosts, on three rows of B200. No GPU's share was. HELD rows had no part in that,
+but all but those of 26.06 were seen when these terms were chosen.
 """
 
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
+from checks.speed.step_times import bridge
+from checks.speed.step_times.bridge import DEEPSEEK_V3, GPT_OSS, QWEN3_235B, BridgeRow
+from checks.speed.step_times.recipes import (
+    BRIDGE_TRAITS,
+    HOST_SPREAD,
+    TERMS,
+    block_host_s,
+    bridge_traits,
+    find_recipe,
+    maxtext_traits,
+)
 from checks.speed.step_times.rows import PublishedStep
 from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.plan.machine.layout import with_layout
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.step.device_share import fullest_device_share
-from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS, SystemTraits
+from scalelab.plan.step.systems import SystemTraits
 from scalelab.plan.step.time import idle_share, step_time
 
 RECIPES = pathlib.Path(__file__).parents[3] / "configs" / "recipes"
 MTP = {"model.n_layers": 62, "model.block": "sequential=3,experts=59"}
-DEEPSEEK_V3, GPT_OSS, QWEN3_30B, QWEN3_235B = "deepseek_v3", "gpt_oss_120b", "qwen3_30b_a3b", "qwen3_235b_a22b"
 
 
-class BridgeRow(NamedTuple):
-    """A line of a table of Megatron-Bridge: `experts` devices along its EP, which lie within its data parallelism.
-
-    Where its EP goes over tensor parallelism too, whose experts ours splits, `experts` is the part within data.
-    """
-
-    chip: str
-    recipe: str
-    devices: int
-    precision: str
-    sequences: int
-    micro_batch: int
-    seq_len: int
-    tensor: int
-    stage: int
-    rounds: int
-    experts: int
-    tokens_per_s: float  # a GPU
-
-
-# NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md @0a25f911, container 26.02: all rows with experts.
-BRIDGE_26_02 = (
-    BridgeRow("gb300", DEEPSEEK_V3, 256, "fp8", 4096, 2, 4096, 1, 2, 8, 32, 4612),
-    BridgeRow("gb200", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 4, 4, 64, 3955),
-    BridgeRow("b300", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 16, 1, 8, 2983),
-    BridgeRow("b200", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 16, 1, 8, 2689),
-    BridgeRow("gb300", GPT_OSS, 64, "bf16", 1280, 4, 4096, 1, 1, 1, 64, 19_412),
-    BridgeRow("gb200", GPT_OSS, 64, "bf16", 1280, 4, 4096, 1, 1, 1, 64, 15_784),
-    BridgeRow("b300", GPT_OSS, 64, "bf16", 1280, 4, 4096, 1, 1, 1, 64, 8359),
-    BridgeRow("b200", GPT_OSS, 64, "bf16", 1280, 4, 4096, 1, 1, 1, 64, 8047),
-    BridgeRow("h100", GPT_OSS, 64, "bf16", 1280, 1, 4096, 1, 4, 1, 8, 5993),
-    BridgeRow("gb300", QWEN3_30B, 8, "fp8", 512, 8, 4096, 1, 1, 1, 8, 30_376),
-    BridgeRow("gb200", QWEN3_30B, 8, "fp8", 512, 4, 4096, 1, 1, 1, 8, 26_084),
-    BridgeRow("b300", QWEN3_30B, 8, "fp8", 512, 8, 4096, 1, 1, 1, 8, 29_521),
-    BridgeRow("b200", QWEN3_30B, 8, "fp8", 512, 1, 4096, 1, 1, 1, 8, 9691),
-    BridgeRow("h100", QWEN3_30B, 16, "fp8", 1024, 1, 4096, 1, 2, 12, 8, 5113),
-    BridgeRow("gb300", QWEN3_235B, 256, "fp8", 8192, 2, 4096, 1, 4, 1, 32, 6583),
-    BridgeRow("gb200", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 1, 8, 1, 32, 5448),
-    BridgeRow("b300", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 1, 8, 4, 8, 2691),
-    BridgeRow("b200", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 1, 8, 1, 8, 3805),
-    BridgeRow("h100", QWEN3_235B, 256, "fp8", 8192, 1, 4096, 2, 8, 4, 16, 1633),
-)
-# The page as above, container 25.11, without multi-token prediction; the rows in bf16 of systems with NVLink to
-# 72, and B200's of a small model.
-BRIDGE_25_11 = (
-    BridgeRow("gb300", DEEPSEEK_V3, 256, "bf16", 4096, 1, 4096, 1, 2, 4, 32, 3848),
-    BridgeRow("gb300", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 2, 4, 32, 4357),
-    BridgeRow("gb200", DEEPSEEK_V3, 256, "bf16", 4096, 1, 4096, 1, 4, 4, 64, 3139),
-    BridgeRow("gb200", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 8, 4, 32, 4018),
-    BridgeRow("gb300", QWEN3_235B, 256, "bf16", 8192, 2, 4096, 1, 4, 12, 16, 6131),
-    BridgeRow("gb200", QWEN3_235B, 256, "bf16", 8192, 1, 4096, 1, 8, 3, 32, 4916),
-    BridgeRow("b200", QWEN3_30B, 8, "fp8", 512, 1, 4096, 1, 1, 1, 8, 9299),
-)
-# The page as above; all other rows of 25.11, and 25.09's of H100s that drop nothing. DeepSeek-V3 with MTP.
-HELD_BRIDGE = (
-    BridgeRow("gb300", GPT_OSS, 64, "bf16", 1280, 2, 8192, 1, 1, 1, 64, 18_347),
-    BridgeRow("gb200", GPT_OSS, 64, "bf16", 1280, 1, 8192, 1, 1, 1, 64, 15_876),
-    BridgeRow("b200", GPT_OSS, 64, "bf16", 512, 4, 4096, 1, 1, 1, 8, 8213),
-    BridgeRow("h100", GPT_OSS, 64, "bf16", 512, 4, 4096, 1, 4, 1, 8, 5630),
-    BridgeRow("gb300", QWEN3_30B, 8, "fp8", 512, 4, 4096, 1, 1, 1, 8, 28_934),
-    BridgeRow("gb200", QWEN3_30B, 8, "fp8", 512, 4, 4096, 1, 1, 1, 8, 23_766),
-    BridgeRow("h100", QWEN3_30B, 16, "fp8", 512, 2, 4096, 1, 2, 24, 8, 5275),
-    BridgeRow("b200", QWEN3_235B, 64, "fp8", 1024, 1, 4096, 1, 8, 2, 8, 3269),
-    BridgeRow("h100", QWEN3_235B, 256, "fp8", 2048, 1, 4096, 2, 8, 4, 16, 1575),
-    BridgeRow("b200", DEEPSEEK_V3, 256, "fp8", 2048, 1, 4096, 1, 16, 1, 8, 2139),
-    BridgeRow("h100", DEEPSEEK_V3, 1024, "fp8", 8192, 1, 4096, 2, 8, 4, 32, 1297),
-)
-# Chips whose rows start each kernel from an x86 host; rows of GB200 and GB300 keep parts of a block in CUDA graphs
-# (scripts/performance/configs of the same repository). With one sequence at a time and experts of 768 such a host takes
-# so long a block, whatever the chip: Qwen3 30B on B200, 8.8 and 9.2 ms.
-HOSTED, HOST_S, HOST_SPREAD = ("b200", "b300", "h100"), 9e-3, 1.5
 # AI-Hypercomputer/tpu-recipes, training/ironwood/README.md @0797d9ce: chips of two devices, sequences, tokens of one,
 # seconds. Parameters split over all devices, blocks recomputed.
 IRONWOOD = (
@@ -115,9 +55,6 @@ HELD_V5P = (
 # DeepSeek-AI 2024 (arXiv 2412.19437), table 1 and sections 3.1 to 3.3: 180 K hours of an H800 for a trillion tokens on
 # 2,048; 16 stages, 64 devices along experts, ZeRO-1, fp8, a sequence at a time; DualPipe hides what is sent.
 DEEPSEEK_HOURS, DEEPSEEK_DEVICES = 180e3, 2048
-# cuDNN takes latent attention and sinks in Transformer Engine, Tokamax's splash on TPUs: no row has logits in memory.
-BRIDGE_TRAITS = dataclasses.replace(MEGATRON_TRAITS, fused_attention="all")
-TOKAMAX_TRAITS = dataclasses.replace(MAXTEXT_TRAITS, fused_attention="all")
 DUALPIPE_TRAITS = dataclasses.replace(BRIDGE_TRAITS, sends_hidden=True)
 
 
@@ -140,8 +77,9 @@ def make_row(
     return PublishedStep(with_layout(static, layout), load_machine(chip), traits, seconds)
 
 
-def bridge_row(row: BridgeRow, mtp: bool) -> PublishedStep:
-    """One row of Megatron-Bridge; nothing is recomputed."""
+def bridge_row(row: BridgeRow, release: str, terms: tuple[str, ...] = TERMS) -> PublishedStep:
+    """One row of Megatron-Bridge, with the facts of its recipe."""
+    recipe = find_recipe(release, row.recipe, row.chip)
     replicas = row.devices // (row.tensor * row.stage)
     micro = row.sequences // (replicas * row.micro_batch)
     staged = row.stage > 1
@@ -158,20 +96,21 @@ def bridge_row(row: BridgeRow, mtp: bool) -> PublishedStep:
         rounds=row.rounds,
     )
     seconds = row.sequences * row.seq_len / (row.tokens_per_s * row.devices)
-    more = MTP if mtp and row.recipe == DEEPSEEK_V3 else {}
-    return make_row(
+    with_mtp = row.recipe == DEEPSEEK_V3 and (release != "25.11" or row.chip == "b200")
+    made = make_row(
         row.recipe,
         row.chip,
         layout,
         row.sequences,
         1 if staged else micro,
-        BRIDGE_TRAITS,
+        bridge_traits(recipe, row.recipe, row.precision, terms),
         seconds,
         precision__name=row.precision,
         model__seq_len=row.seq_len,
         model__remat="none",
-        **more,
+        **(MTP if with_mtp else {}),
     )
+    return made._replace(host_s=block_host_s(recipe, terms))
 
 
 def maxtext_row(
@@ -184,7 +123,7 @@ def maxtext_row(
         Layout(fsdp=devices),
         sequences,
         1,
-        TOKAMAX_TRAITS,
+        maxtext_traits(recipe),
         seconds,
         precision__name=precision,
         model__seq_len=seq_len,
@@ -226,34 +165,27 @@ def compare_rows() -> list[dict[str, Any]]:
             "published_s": row.seconds, "predicted_s": predicted, "low_s": low, "high_s": high,
             "error": error, "in_range": low <= row.seconds <= high, "held": name in HELD, "hosted": bool(host_s),
             "mfu": planned.mfu, "devices": row.static.layout.devices, "share": None,
-            "left_out_error": None if is_fitted(row) else error,
+            "left_out_error": None if is_fitted(name) else error,
         })  # fmt: skip
     return lines
 
 
-def is_fitted(row: PublishedStep) -> bool:
-    """Whether a number was fitted on it: a TPU's on v7, HOST_S on B200 with experts of 768."""
-    return row.machine.chip.name == "TPU v7" or (row.machine.chip.name == "B200" and row.static.model.d_expert == 768)
+def is_fitted(name: str) -> bool:
+    """Whether a number was fitted on it: a TPU's on v7, a host's on B200 with Qwen3 30B, and 235B of 25.11."""
+    of_hosts = ("qwen3_30b_a3b, 4096 tokens, 8 b200", "25.11 qwen3_235b_a22b, 4096 tokens, 64 b200")
+    return " v7 " in name or any(part in name for part in of_hosts)
 
 
 def least_host_s(row: PublishedStep) -> float:
-    """Seconds in which an x86 host starts all kernels of a step of Megatron-Bridge, block by block; 0 of others."""
-    if row.traits != BRIDGE_TRAITS or row.machine.chip.name not in [load_machine(chip).chip.name for chip in HOSTED]:
-        return 0.0
+    """Seconds in which a host starts all kernels of a step of Megatron-Bridge, block by block; 0 of others."""
     of = fullest_device_share(row.static)
-    return HOST_S * of.layers * of.microbatches * (1 + idle_share(row.static))
-
-
-def name_row(row: BridgeRow, release: str) -> str:
-    """The name begins with the system."""
-    return f"Megatron-Bridge {release} {row.recipe}, {row.seq_len} tokens, {row.devices} {row.chip} {row.precision}"
+    return row.host_s * of.layers * of.microbatches * (1 + idle_share(row.static))
 
 
 def read_rows() -> dict[str, PublishedStep]:
     """All rows by name."""
     rows = {"DeepSeek deepseek_v3, 4096 tokens, 2048 h800 fp8": deepseek_row()}
-    for release, table in (("26.02", BRIDGE_26_02), ("25.11", BRIDGE_25_11)):
-        rows |= {name_row(row, release): bridge_row(row, release == "26.02") for row in table}
+    rows |= {bridge.name_row(row, release): bridge_row(row, release) for release, row in bridge.earlier_rows()}
     rows |= {
         f"tpu-recipes {row[0]}, {row[4]} tokens, {row[2]} chips of v7 {row[1]}": maxtext_row(
             "v7", row[0], row[1], 2 * row[2], *row[3:]
@@ -265,7 +197,7 @@ def read_rows() -> dict[str, PublishedStep]:
 
 def held_rows() -> dict[str, PublishedStep]:
     """Rows that were added after the fit."""
-    rows = {name_row(row, "25.09" if row.devices == 1024 else "25.11"): bridge_row(row, True) for row in HELD_BRIDGE}
+    rows = {bridge.name_row(row, release): bridge_row(row, release) for release, row in bridge.held_rows()}
     return rows | {
         f"tpu-recipes {row[0]}, {row[3]} tokens, {row[1]} v5p bf16": maxtext_row("v5p", row[0], "bf16", *row[1:])
         for row in HELD_V5P

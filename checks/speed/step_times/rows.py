@@ -23,10 +23,13 @@ from scalelab.plan.step.systems import (
 
 
 class PublishedStep(NamedTuple):
+    """A step that was timed; `host_s`: what a host takes at least to start the kernels of a block, if that is known."""
+
     static: Static
     machine: Machine
     traits: SystemTraits
     seconds: float
+    host_s: float = 0.0
 
 
 def build_config(

@@ -132,6 +132,10 @@ BLACKWELL = (
     ("", Curve(1.019, 168)), ("float8", Curve(0.976, 256)), ("flash2", Curve(0.382, 313)), ("cudnn", Curve(0.852, 350)),
     *WIDE_CURVES,
 )  # fmt: skip
+# A chip's products and attention over those of its generation: median over its dense rows of what makes the expected
+# time the published one (7 rows of GB200, 4 of GB300, all of Megatron-Bridge; none with experts). Their peaks in print
+# are alike, their power is 1,200 and 1,400 W.
+SHARE_BY_GPU = {"GB200": 0.92, "GB300": 1.09}
 LOWER_END_MARGIN = 0.15  # how far below it a TPU's programs fall, as a GPU's do
 UNKNOWN_RANGE = Range(0.3, 0.6, 0.9)
 CPU_EFFICIENCY = Efficiency(
@@ -149,10 +153,16 @@ def default_efficiency(machine: Machine) -> Efficiency:
     default = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
     expected = MATMUL_BY_CHIP.get(machine.chip.name, default.matmul.expected)
     if default is GPU_EFFICIENCY:
-        return dataclasses.replace(default, curves=_gpu_curves(machine.chip))
+        share = SHARE_BY_GPU.get(machine.chip.name, 1.0)
+        matmul, attention = (_scaled(each, share) for each in (default.matmul, default.attention))
+        return dataclasses.replace(default, matmul=matmul, attention=attention, curves=_gpu_curves(machine.chip))
     if default is not TPU_EFFICIENCY:
         return default
     return dataclasses.replace(default, matmul=Range(expected - LOWER_END_MARGIN, expected, default.matmul.high))
+
+
+def _scaled(of: Range, factor: float) -> Range:
+    return Range(*(factor * end for end in dataclasses.astuple(of)))
 
 
 def _gpu_curves(chip: Chip) -> tuple[tuple[str, Curve], ...]:

@@ -10,7 +10,7 @@ import math
 
 from scalelab.config import ModelShape, Static, with_fields
 from scalelab.hardware.chips import compute_capability
-from scalelab.model.attention.kernels import FUSED, kernel_widths, step_kernel
+from scalelab.model.attention.kernels import FUSED, TPU_LANES, kernel_widths, step_kernel
 from scalelab.model.stacks import count_local_layers
 from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered
@@ -105,7 +105,8 @@ def _product_operations(static: Static, traits: SystemTraits, product: Product, 
     # A loop over blocks takes each through all of an expert's products, unless fp8 needs a whole operand for its scale.
     alone = static.model.expert_products != "loop" or bool(policy.scaling)
     forward, backward = (sizes.turns / (1 if alone else n * max(1, len(_of_experts(static)))) for n in (1, 2))
-    passes = 1 + (recompute_policy(static, traits) == "full" and product.recomputed)
+    again = name in traits.recomputed_products
+    passes = 1 + (again or (recompute_policy(static, traits) == "full" and product.recomputed))
     moved = operand * (tokens * k + weights) + a * tokens * n
     # Added to the sum over micro-batches: read, and written again.
     gradient = 4.0 * weights * (3 if share.microbatches > 1 else 1)
@@ -197,7 +198,9 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     in_ring = static.layout.context > 1
     fused = kind in FUSED or traits.fused_attention == "all" or (traits.fused_attention == "ring" and in_ring)
     a, seen = array_dtype(policy.compute).itemsize, keys_per_query(static, machine)
-    width = sum(kernel_widths(kind, shape.d_key, shape.d_value))
+    # A TPU's units take a head's numbers by its lanes: a narrower one leaves the rest idle.
+    least = TPU_LANES if machine_platform(machine) == "tpu" else 1
+    width = sum(max(each, least) for each in kernel_widths(kind, shape.d_key, shape.d_value))
     flops = 2.0 * of.tokens * seen * of.heads * width
     passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
     held = a * of.tokens * (of.heads + of.key_heads) * width
@@ -257,7 +260,17 @@ def _elementwise_operations(static: Static, machine: Machine, traits: SystemTrai
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),
         Operation("their backward", "block", "", 0.0, backward, 1),
         *([Operation("rows to experts and back", "block", "", 0.0, moved, passes + 1, experts=True)] if moved else []),
+        *_expert_passes(static, machine, traits),
     ]
+
+
+def _expert_passes(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
+    """Passes of other systems over experts' rows: biases, clamps, padding."""
+    if not (traits.expert_bytes and _of_experts(static)):
+        return []
+    rows = expert_rows.multiplied_rows(static, machine_platform(machine), traits)
+    entries = rows * static.model.d_model
+    return [Operation("experts' biases and padding", "block", "", 0.0, traits.expert_bytes * entries, 1, experts=True)]
 
 
 def _moved_rows(static: Static, machine: Machine, traits: SystemTraits) -> float:

@@ -31,6 +31,8 @@ TRAIT_DESCRIPTIONS = {
     "experts_over_tensor": "whole experts over `tensor`, each device with its own part of a sequence for them",
     "sends": "tokens sent over the network once to each node that holds any of their experts",
     "sends_hidden": "rows of experts sent behind computing",
+    "expert_bytes": "no passes over experts' rows beside sorting and activation",
+    "recomputed_products": "no products computed again beside those of model.remat",
     "imbalance": "experts whose loads are even",
 }
 

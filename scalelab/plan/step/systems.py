@@ -58,6 +58,11 @@ class SystemTraits:
     sends: str = "buffers"
     # model/experts/exchange.py: nothing is computed while rows travel
     sends_hidden: bool = False
+    # model/experts/experts.py: no biases, clamps or padding of experts' rows, which other systems do in passes of their
+    # own: bytes for each entry of d_model of a row, forward and backward
+    expert_bytes: float = 0.0
+    # train/step: what a backward computes again is model.remat's; these products beside
+    recomputed_products: tuple[str, ...] = ()
     # load of the fullest device along `expert` over the mean, where products end with the load; assumed, and 1 where
     # loads are forced to be even. Wang et al. 2024 (arXiv 2408.15664, table 2) have 1.04 of experts over many batches
     imbalance: float = 1.1

@@ -138,3 +138,22 @@ def test_windows_in_a_ring_are_in_blocks():
         for option in advice
         if option.changes.get("parallel.context", 8) > 1
     )
+
+
+def test_a_tpu_multiplies_its_lanes_for_narrower_heads():
+    """Heads of 64 take the time of as many heads of 128; on a GPU half of it."""
+
+    def flops(hardware, width):
+        of = model(LLAMA, d_head=width, attention="plain")
+        return sum(op.flops * op.times for op in step_operations(of, load_machine(hardware)) if op.name == "attention")
+
+    assert flops("v7", 64) == flops("v7", 128) > 0
+    assert flops("h100", 64) == flops("h100", 128) / 2 > 0
+
+
+def test_a_chip_has_its_own_share_of_its_generations():
+    """GB200 and GB300 by their dense rows (efficiency.py); curves of sizes are their generation's."""
+    b200, gb200, gb300 = (default_efficiency(load_machine(name)) for name in ("b200", "gb200", "gb300"))
+    assert gb200.matmul.expected < b200.matmul.expected < gb300.matmul.expected
+    assert gb200.attention.expected / b200.attention.expected == pytest.approx(0.92)
+    assert gb200.curves == b200.curves == gb300.curves and gb200.hbm == b200.hbm
