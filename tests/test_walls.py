@@ -163,6 +163,30 @@ def test_the_page_of_the_architecture_has_every_room_with_what_it_may_import():
     assert words == {name: MAY_IMPORT[name] for name in MAY_IMPORT if name not in folders}
 
 
+def loaded_at_the_top(tree):
+    """What a file's own statements import, those of its functions aside."""
+    inner = {
+        id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)
+    }
+    nodes = [node for node in walk_statements(tree) if id(node) not in inner]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    pairs = [(node.module, alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return names | {each for module, name in pairs for each in (module, f"{module}.{name}")}
+
+
+@by_folder(SOURCES)
+def test_no_file_loads_scipy_stats_at_its_top(paths):
+    """It takes 0.5 CPU s of each process; scipy.special has its quantiles and tails (tests/test_distributions.py)."""
+    assert not [relative(path) for path in paths if "scipy.stats" in loaded_at_the_top(parse(path))]
+
+
+def test_a_file_loads_what_stands_outside_its_functions():
+    for text in ("from scipy import stats", "import scipy.stats as s", "from scipy.stats import t, norm"):
+        assert "scipy.stats" in loaded_at_the_top(ast.parse(text))
+        assert "scipy.stats" in loaded_at_the_top(ast.parse(f"try:\n    {text}\nexcept ImportError:\n    pass"))
+        assert "scipy.stats" not in loaded_at_the_top(ast.parse(f"def f():\n    {text}\nfrom scipy import special"))
+
+
 @functools.cache
 def file_graph():
     return house.file_graph(SOURCES)

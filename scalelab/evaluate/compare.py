@@ -12,7 +12,6 @@ from scalelab.evaluate.device_floor import find_device_floor
 from scalelab.record import listing, records
 from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume.weights import load_run_weights
 
 TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of time, which are not compared
 # Metrics of time in the logs of other programs, by words in their names.
@@ -109,6 +108,8 @@ def same_weights(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any] | None:
     if not common:
         return None
     step = max(common)
+    from scalelab.train.resume.weights import load_run_weights  # here: it loads the model, for runs that may be equal
+
     try:
         one, two = (load_run_weights(f"{folder}@{step}").origin["digest"] for folder in (a, b))
     except (BadInput, WorkFailed) as error:

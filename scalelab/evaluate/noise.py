@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy import stats
+from scipy import special
 
 from scalelab import config as config_lib
 from scalelab import set_by
@@ -161,7 +161,7 @@ def _judge_sides(
     if floor is None:
         return None, None
     scale = math.sqrt(1 / len(a.meant) + 1 / len(b.meant))
-    return floor, float(stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, floor.freedom) * floor.sd * scale)
+    return floor, float(special.stdtrit(floor.freedom, (1 + CONFIDENCE_LEVEL) / 2) * floor.sd * scale)
 
 
 def _judge_table(step: int, a: ComparisonSide, b: ComparisonSide) -> tuple[SeedSpread, float] | None:
@@ -204,7 +204,7 @@ def _loss_at(run: pathlib.Path, step: int) -> float | None:
 
 def _spread_interval(sd: float, freedom: int) -> tuple[float, float]:
     """The interval of a standard deviation, by chi-squared."""
-    high, low = (stats.chi2.ppf((1 + sign * CONFIDENCE_LEVEL) / 2, freedom) for sign in (1, -1))
+    high, low = (2 * special.gammaincinv(freedom / 2, (1 + sign * CONFIDENCE_LEVEL) / 2) for sign in (1, -1))
     return sd * math.sqrt(freedom / high), sd * math.sqrt(freedom / low)
 
 

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab import config as configs
 from scalelab.errors import BadInput
@@ -71,7 +71,7 @@ def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: E
     factor, n = math.exp(float(logs.mean())), len(programs)
     spread = float(logs.std(ddof=1)) if n > 1 else None
     if spread is not None and n >= ENOUGH:
-        high = math.exp(float(stats.t.ppf((1 + COVERAGE) / 2, n - 1)) * spread * math.sqrt(1 + 1 / n))
+        high = math.exp(float(special.stdtrit(n - 1, (1 + COVERAGE) / 2)) * spread * math.sqrt(1 + 1 / n))
         new = _calibrated_range(base, Range(factor / high, factor, factor * high))
         low, range_note = (
             1 / high,

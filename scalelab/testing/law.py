@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import qmc
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.law import Law, law_of
@@ -94,11 +93,18 @@ def _columns(law: Law, ranges: Mapping[str, tuple[float, float]]) -> Columns:
         raise BadInput(
             f"law {law.name!r}: what is plausible for {missing[0]}? Pass ranges={{{missing[0]!r}: (low, high)}}"
         )
-    unit = qmc.Sobol(len(law.columns), seed=1).random(64)[:CHECK_ROWS]
+    unit = _draw_sobol(len(law.columns), 64, seed=1)[:CHECK_ROWS]
     return {
         name: ranges_by_name[name][0] * (ranges_by_name[name][1] / ranges_by_name[name][0]) ** unit[:, i]
         for i, name in enumerate(law.columns)
     }
+
+
+def _draw_sobol(dimensions: int, count: int, seed: int) -> np.ndarray:
+    """A scrambled Sobol set in the unit cube, [count, dimensions]."""
+    from scipy.stats import qmc  # here: it takes 0.8 s
+
+    return qmc.Sobol(dimensions, seed=seed).random(count)
 
 
 def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dict[str, float]]:
@@ -107,7 +113,7 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
         law_checks.check_values(law, law(columns, truth), dict(truth))
         return [dict(truth)]
     posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("least squares", np.inf, log=not law.signed))
-    unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATE_COUNT)
+    unit = _draw_sobol(len(law.params), CANDIDATE_COUNT, seed=0)
     x = np.stack([law_checks.spread_values(kind, unit[:, i]) for i, kind in enumerate(law.params.values())], axis=1)
     params = posed.to_params(x)
     values = np.stack([law(columns, {name: v[g] for name, v in params.items()}) for g in range(CANDIDATE_COUNT)])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.diagnose.watch.curve import Curve
 from scalelab.errors import BadInput
@@ -34,12 +34,12 @@ class Estimate(NamedTuple):
 
     def interval(self, level: float) -> tuple[float, float]:
         """(low, high) of the loss itself at `level`."""
-        half = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.sd
+        half = float(special.stdtrit(self.freedom, (1 + level) / 2)) * self.sd
         return math.exp(self.mean - half), math.exp(self.mean + half)
 
     def chance_above(self, log_loss: float) -> float:
         """Probability of a loss above exp(log_loss)."""
-        return float(stats.t.sf((log_loss - self.mean) / self.sd, self.freedom))
+        return float(special.stdtr(self.freedom, (self.mean - log_loss) / self.sd))
 
 
 def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:

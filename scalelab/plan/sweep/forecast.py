@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy import special
 
 from scalelab.errors import BadInput
 from scalelab.laws import next_runs
@@ -81,7 +81,7 @@ def forecast_intervals(book: LawBook, noise: float, runs: Mapping[str, np.ndarra
             law, {n: np.array(v) for n, v in point.items()}, np.array(size), target_flops, k, book.held
         )
     )
-    width = float(t.ppf((1 + LEVEL) / 2, max(len(losses) - len(point), 1)))
+    width = float(special.stdtrit(max(len(losses) - len(point), 1), (1 + LEVEL) / 2))
 
     def expect(name: str, value: float) -> ExpectedInterval:
         target = target_flops if name in LOGS else None
@@ -119,5 +119,5 @@ def interval_ends(how: str, value: float, reach: float) -> tuple[float, float]:
 
 def huber_inefficiency(c: float) -> float:
     """Standard deviation of Huber's estimate over that of least squares on normal noise, for a threshold of c sigma."""
-    inside = 2 * norm.cdf(c) - 1
-    return float(np.sqrt(inside - 2 * c * norm.pdf(c) + 2 * c**2 * norm.sf(c)) / inside)
+    inside, density = 2 * special.ndtr(c) - 1, np.exp(-(c**2) / 2) / math.sqrt(2 * math.pi)
+    return float(np.sqrt(inside - 2 * c * density + 2 * c**2 * special.ndtr(-c)) / inside)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
@@ -34,7 +34,8 @@ def pool_noise(groups: Iterable[Sequence[float]]) -> RunNoise | None:
     if not df:
         return None
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
-    low, high = (math.sqrt(squares / float(stats.chi2.ppf(p, df))) for p in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    ends = 2 * special.gammaincinv(df / 2, [(1 + LEVEL) / 2, (1 - LEVEL) / 2])  # of chi-squared
+    low, high = (math.sqrt(squares / float(end)) for end in ends)
     return RunNoise(math.sqrt(squares / df), low, high, df, sum(map(len, logs)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 LEVEL = 0.9  # of intervals
 FLAT, POWER = "flat", "power of the width"
@@ -36,7 +36,7 @@ class Law(NamedTuple):
 
     def quantile(self, probability: float) -> float:
         """The LR below which the law expects this share of wider runs to diverge first."""
-        return math.exp(self.centre + self.spread * float(stats.t.ppf(probability, self.freedom)))
+        return math.exp(self.centre + self.spread * float(special.stdtrit(self.freedom, probability)))
 
 
 def find_bracket(outcomes: Mapping[float, bool]) -> Bracket | None:
@@ -78,7 +78,7 @@ def mix_quantile(laws: Sequence[Law], probability: float) -> float:
     """The quantile of the laws' mixture, as an LR."""
 
     def excess(log_rate: float) -> float:
-        shares = [law.weight * stats.t.cdf((log_rate - law.centre) / law.spread, law.freedom) for law in laws]
+        shares = [law.weight * special.stdtr(law.freedom, (log_rate - law.centre) / law.spread) for law in laws]
         return float(sum(shares)) - probability
 
     return math.exp(optimize.brentq(excess, -FAR, FAR))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.settings.optima import GroupOptimum, find_optima
 from scalelab.laws.use.settings.surface import Rows
@@ -60,7 +60,7 @@ def locate_best(space: Space, tried: Sequence[Tried], level: float = 0.9) -> Loc
         whole = tuple((d.to_value(float(a)), d.to_value(float(b))) for d, a, b in zip(space, low, high, strict=True))
         return Located(best.point, whole, found.status, found.why or "no noise can be told", (0,) * len(space))
     at, errors = found.at, np.hypot(errors, _moved_by_far_trials(space, x, y, found))
-    half = stats.t.ppf((1 + level) / 2, found.df) * errors
+    half = special.stdtrit(found.df, (1 + level) / 2) * errors
     ends = np.clip([at - half, at + half], low, high)
     intervals = tuple((d.to_value(float(a)), d.to_value(float(b))) for d, a, b in zip(space, *ends, strict=True))
     point = tuple(d.to_value(float(each)) for d, each in zip(space, np.clip(at, low, high), strict=True))

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy.stats import qmc
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput, nearest_hint
@@ -167,6 +166,8 @@ def _limits(declared: Any) -> tuple[float, float]:
 
 def draw_points(space: Space, count: int, seed: int) -> list[Point]:
     """`count` points of a scrambled Halton sequence, the same for the same seed."""
+    from scipy.stats import qmc  # here: it takes 0.8 s
+
     low, high = np.array([each.ends for each in space]).T
     places = low + qmc.Halton(len(space), rng=seed).random(count) * (high - low)
     return [tuple(d.to_value(float(x)) for d, x in zip(space, place, strict=True)) for place in places]

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.multiplier.cells import Pair, Surface
 
@@ -145,7 +145,8 @@ def compare_floors(rungs: np.ndarray, noise: float, df: float) -> Floors | None:
     if abs(apart) < FLOORS_APART or apart * ratios.mean() < 0:
         return None
     variance = max((costs[1] + noise**2 / 2 * df) / (freedom + df), LEAST_NOISE**2)
-    p = float(stats.f.sf((costs[0] - costs[1]) / variance, 1, freedom + df)) if math.isfinite(costs[0]) else 0.0
+    better = max(costs[0] - costs[1], 0.0) / variance
+    p = float(special.fdtrc(1, freedom + df, better)) if math.isfinite(costs[0]) else 0.0
     return Floors(float(floors[0]), float(floors[1]), p) if p < FAR_BETTER else None
 
 

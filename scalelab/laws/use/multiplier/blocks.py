@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.multiplier.cells import Cell, Pair, Surface, geometric_mean
 
@@ -194,7 +194,7 @@ def _equal_blocks(cells: Sequence[tuple[Cell, Cell]], blocks: Mapping[str, str])
         df_within, df_between = df_within + len(every) - len(gaps), df_between + len(gaps) - 1
     if not (df_within and df_between and within > 0):
         return None
-    return float(stats.f.sf(between / df_between / (within / df_within), df_between, df_within))
+    return float(special.fdtrc(df_between, df_within, max(between, 0.0) / df_between / (within / df_within)))
 
 
 def _describe_error(labels: Mapping[str, str], p: float | None) -> str:

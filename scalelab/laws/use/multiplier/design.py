@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.multiplier.cells import NEAR
 from scalelab.laws.use.multiplier.result import WORTH, Multiplier
@@ -67,8 +67,14 @@ def smallest_effect(
     bar = critical_value(family, df, level) * two_sided_widening(errors_of_t(df), math.log(worth) / error, level)
     effects = math.log(worth) + error * np.linspace(0, 20, 4001)
     errors = np.hypot(error, law_errors(rungs, seeds, noise, law, target, effects))
-    enough = effects[stats.nct.sf(bar, df, (effects - math.log(worth)) / errors) >= power]
+    enough = effects[chance_beyond(bar, df, (effects - math.log(worth)) / errors) >= power]
     return math.exp(float(enough[0])) if len(enough) else None
+
+
+def chance_beyond(bar: float, df: float, shift: np.ndarray) -> np.ndarray:
+    """P(t > bar) of the noncentral t with this shift [n]; scipy's P(t < bar) is nan where it is as good as 0 or 1."""
+    below = special.nctdtr(df, shift, bar)
+    return 1 - np.where(np.isnan(below) & np.isfinite(shift), shift < bar, below)
 
 
 def law_errors(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise
@@ -129,7 +129,7 @@ def critical_value(family: int, df: float, level: float, correlation: float = 0.
     The variants share a baseline, which correlates their differences and the measured noise of them (Dunnett 1955); by
     simulation of the largest |t|. One variant: Student's t. Paired sides with equal noise correlate by a half.
     """
-    single = float(stats.t.ppf((1 + level) / 2, max(df, 0.5)))
+    single = float(special.stdtrit(max(df, 0.5), (1 + level) / 2))
     if family < 2:
         return single
     nearest = int(np.clip(round(df), 1, DUNNETT_DF))
@@ -155,7 +155,7 @@ def two_sided_widening(errors: np.ndarray, region: float, level: float) -> float
 
 def errors_of_t(df: float) -> np.ndarray:
     """Quantiles of Student's t in place of draws, [2000]."""
-    return np.asarray(stats.t.ppf((np.arange(2000) + 0.5) / 2000, max(df, 0.5)))
+    return np.asarray(special.stdtrit(max(df, 0.5), (np.arange(2000) + 0.5) / 2000))
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def _widening(family: int, df: int, level: float, correlation: float) -> float:
     shared, own = rng.standard_normal((draws, 1, df + 1)), rng.standard_normal((draws, family, df + 1))
     values = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
     t = np.abs(values[..., 0]) / (values[..., 1:] ** 2).mean(-1) ** 0.5
-    return float(np.quantile(t.max(1), level) / stats.t.ppf((1 + level) / 2, df))
+    return float(np.quantile(t.max(1), level) / special.stdtrit(df, (1 + level) / 2))
 
 
 def share_of_baseline(pair: Pair, noise: Noise, i: int) -> float:
