@@ -19,7 +19,7 @@ def test_intervals_cover_within_what_few_studies_can_say(tmp_path, monkeypatch):
     result = coverage.interval_coverage(coverage.STUDY_ARMS[0], STUDIES, tmp_path)
     least = binom.ppf(1e-4, STUDIES, 0.9) / STUDIES
     assert {name: share for name, share in result.items() if share < least} == {}
-    assert len(result) == 5 * 3 + 4
+    assert len(result) == 5 * 3 + 6
     assert np.mean(list(result.values())) < 0.99  # intervals that hold everything are none
 
 
