@@ -128,7 +128,8 @@ def _describe_pick(limits: Limits) -> str:
     """What the pick is under its limits."""
     days = "" if limits.days is None else f"take at most {format_duration(limits.days * DAY_S)}"
     cost = "" if limits.cost is None else f"cost at most {limits.cost:,.0f}"
-    return f"the {'fewest' if days else 'fastest'} tried that {' and '.join(filter(None, [days, cost]))}"
+    which = "fewest tried" if days else "fewest within 5 % of the fastest tried"
+    return f"the {which} that {' and '.join(filter(None, [days, cost]))}"
 
 
 def mark_count(devices: int, pick: int, front: Collection[int]) -> str:

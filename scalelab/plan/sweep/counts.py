@@ -22,7 +22,7 @@ from scalelab.precision.policy import POLICIES
 MOST_COUNTS = 16
 LONGEST = 1000.0  # days of a run that is looked for by its cost
 BEYOND = 4  # counts that fit and cost more than the money, after which no more are tried
-WITHIN = 1.05  # times the fewest device hours, within which more devices are worth it
+WITHIN = 1.05  # times the least device hours or days: plans so near cannot be told apart
 Plans = dict[int, Alternative | None]
 
 
@@ -209,13 +209,14 @@ def _refuse_unmet(question: _Question, plans: Plans, limits: Limits) -> Plans:
 def pick_count(fitting: Mapping[int, Alternative], limits: Limits = NO_LIMITS) -> int:
     """The most devices within 5 % of the fewest device hours; with limits, of those that meet them.
 
-    With days the fewest devices, with money alone the most: the fastest run for it.
+    With days the fewest devices, with money alone the fewest within 5 % of the fastest run for it.
     """
     met = {devices: option for devices, option in fitting.items() if limits.met(option)}
     if limits.days is not None:
         return min(met)
     if limits.cost is not None:
-        return min(met, key=lambda devices: met[devices].plan.training.days)
+        days = {devices: option.plan.training.days for devices, option in met.items()}
+        return min(devices for devices, taken in days.items() if taken <= WITHIN * min(days.values()))
     hours = {devices: option.plan.training.device_hours for devices, option in fitting.items()}
     return max(devices for devices, spent in hours.items() if spent <= WITHIN * min(hours.values()))
 

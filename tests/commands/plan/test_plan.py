@@ -262,8 +262,10 @@ def test_money_chooses_the_fastest_run_that_it_pays(capsys):
     text, result = in_lines(capsys, *argv, "--budget=$9k"), answer(capsys, *argv, "--budget=$9k")
     paid = {each["devices"]: each["days"] for each in result["counts"] if each.get("cost", 1e9) <= 9000}
     pick = result["pick"]
-    assert paid[pick] == min(paid.values()) and len(paid) < len(result["counts"])
-    assert text[0].startswith("fits: ") and text[0].endswith("the fastest tried that cost at most 9,000")
+    near = [devices for devices, days in paid.items() if days <= 1.05 * min(paid.values())]
+    assert pick == min(near) and len(paid) < len(result["counts"])
+    assert text[0].startswith("fits: ")
+    assert text[0].endswith("the fewest within 5 % of the fastest tried that cost at most 9,000")
     again = answer(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))
     assert again["verdict"]["fits"] and again["days"] == paid[pick] and again["cost"] <= 9000
     assert main(["plan", *argv, "--budget=10"]) == 2
