@@ -58,8 +58,8 @@ BRIDGE_25_11 = (
     BridgeRow("gb200", QWEN3_235B, 256, "bf16", 8192, 1, 4096, 1, 8, 3, 32, 4916),
     BridgeRow("b200", QWEN3_30B, 8, "fp8", 512, 1, 4096, 1, 1, 1, 8, 9299),
 )
-# docs/performance-summary.md of slikhite-1/Megatron-Bridge @7e5c47ff, container 26.06: all rows of these models. None
-# was seen before the terms of recipes.py were chosen.
+# docs/performance-summary.md of slikhite-1/Megatron-Bridge @7e5c47ff, container 26.06: all rows of these models. The
+# page was seen early; no row of it was planned before the terms of recipes.py were chosen.
 BRIDGE_26_06 = (
     BridgeRow("gb300", DEEPSEEK_V3, 256, "fp8", 4096, 1, 4096, 1, 2, 8, 32, 6338),
     BridgeRow("gb300", DEEPSEEK_V3, 256, "fp8", 15_360, 1, 4096, 1, 2, 8, 32, 6422),
