@@ -103,8 +103,9 @@ class LayerFlags(NamedTuple):
 UNIFORM_LAYERS = LayerFlags()
 
 
+@functools.cache
 def all_layer_flags(shape: ModelShape) -> LayerFlags:
-    """The flags of all layers; every n-th is special, counted from 1.
+    """The flags of all layers, which are not to be written to; every n-th is special, counted from 1.
 
     Gemma 2: every 2nd layer is global. SmolLM3: every 4th has no positions.
     """
@@ -130,6 +131,11 @@ def count_local_layers(shape: ModelShape, among: Collection[Stack] | None = None
     """Number of layers whose attention is limited to the window; `among`: in these stacks alone."""
     if not shape.window:
         return 0
+    return sum(_local_layers(shape, s.first, s.depth) for s in (stacks(shape) if among is None else among))
+
+
+@functools.cache
+def _local_layers(shape: ModelShape, first: int, depth: int) -> int:
+    """Those of `depth` layers from the `first` on: a search for layouts asks for them at each."""
     flags = all_layer_flags(shape).is_global
-    local_L = np.ones(shape.n_layers, bool) if flags is None else ~flags
-    return sum(int(local_L[s.first : s.first + s.depth].sum()) for s in (stacks(shape) if among is None else among))
+    return depth if flags is None else int((~flags[first : first + depth]).sum())
