@@ -24,7 +24,7 @@ expert in fp8 and 100 beside, DeepSeek-V3's 32 experts a device take a host 17 m
 import dataclasses
 from typing import NamedTuple
 
-from scalelab.plan.step.operations import ROW_PASSES_ON_TPU
+from scalelab.plan.step.expert_rows import ROW_PASSES_ON_TPU
 from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS, SystemTraits
 
 

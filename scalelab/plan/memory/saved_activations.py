@@ -49,10 +49,8 @@ WHOLE_BLOCKS = 1024  # tokens a device, of which each kernel's blocks are a divi
 
 @dataclasses.dataclass(frozen=True)
 class SavedActivations:
-    """Bytes a device: `row_bytes` a sequence of its micro-batch, `fixed_bytes` for any number.
-
-    The latter is the head's gradient, whole along `fsdp`: each chunk of the loss has it so before it is split.
-    """
+    """Bytes a device: `row_bytes` a sequence of its micro-batch, `fixed_bytes` for any number (head's gradient, which
+    each chunk of the loss has whole before `fsdp` splits it)."""
 
     row_bytes: int
     fixed_bytes: int

@@ -22,6 +22,8 @@ from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import target_platform
 
 ON_ANY = "gpu"  # what is sent, and dropped, is alike on all platforms
+# Bytes of gathers and scatters of rows on a TPU, in those of passes: fitted (checks/speed/step_times/experts.py).
+ROW_PASSES_ON_TPU = 9.0
 
 
 def useful_rows(static: Static, traits: SystemTraits = OUR_TRAITS) -> float:
@@ -246,3 +248,13 @@ def buffered_bytes(static: Static, recomputed: bool) -> int:
     apart = with_fields(layout, data=layout.data * layout.expert, expert=1, expert_buffer=0.0)
     more = held(static) - held(with_fields(static, layout=apart))
     return max(0, math.ceil(more / sequences_per_device(static)))
+
+
+def moved_rows(static: Static, platform: str, traits: SystemTraits = OUR_TRAITS) -> float:
+    """Rows of d_model read and written to sort tokens by expert and to add up outputs.
+
+    An expert's row is read and written, and read once more to be added; so is each that comes from another device.
+    """
+    there = multiplied_rows(static, platform, traits)
+    sent = 3 * sent_rows(static, traits) if static.layout.expert > 1 else 0.0
+    return (ROW_PASSES_ON_TPU if platform == "tpu" else 1.0) * (3 * there + own_tokens(static, traits) + sent)

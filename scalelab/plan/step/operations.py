@@ -25,8 +25,6 @@ from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
 
 SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of logits
-# Bytes of gathers and scatters of rows on a TPU, in those of passes: fitted (checks/speed/step_times/experts.py).
-ROW_PASSES_ON_TPU = 9.0
 WHOLE = ("plain", "xla")  # kinds whose logits exist as a whole
 
 
@@ -255,7 +253,8 @@ def _elementwise_operations(static: Static, machine: Machine, traits: SystemTrai
     ending = branches * streams if shape.norm_place == "around" else 0.0
     forward = a * (2 * branches * streams + 2 * turned + written + 2 * ending) + r * 2 * branches * streams
     backward = a * (2.5 * branches * streams + 2 * turned + derived + 3 * ending) + r * 2.5 * branches * streams
-    passes, moved = 1 + (again != "none"), a * _moved_rows(static, machine, traits) * shape.d_model
+    rows = expert_rows.moved_rows(static, machine_platform(machine), traits) if _of_experts(static) else 0.0
+    passes, moved = 1 + (again != "none"), a * rows * shape.d_model
     return [
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),
         Operation("their backward", "block", "", 0.0, backward, 1),
@@ -271,19 +270,6 @@ def _expert_passes(static: Static, machine: Machine, traits: SystemTraits) -> li
     rows = expert_rows.multiplied_rows(static, machine_platform(machine), traits)
     entries = rows * static.model.d_model
     return [Operation("experts' biases and padding", "block", "", 0.0, traits.expert_bytes * entries, 1, experts=True)]
-
-
-def _moved_rows(static: Static, machine: Machine, traits: SystemTraits) -> float:
-    """Rows of d_model read and written to sort tokens by expert and to add up outputs: 0 without experts.
-
-    An expert's row is read and written, and read once more to be added; so is each that comes from another device.
-    """
-    if not _of_experts(static):
-        return 0.0
-    platform, tokens = machine_platform(machine), expert_rows.own_tokens(static, traits)
-    there = expert_rows.multiplied_rows(static, platform, traits)
-    sent = 3 * expert_rows.sent_rows(static, traits) if static.layout.expert > 1 else 0.0
-    return (ROW_PASSES_ON_TPU if platform == "tpu" else 1.0) * (3 * there + tokens + sent)
 
 
 def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
