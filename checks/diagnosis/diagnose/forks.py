@@ -37,7 +37,10 @@ def forget_shapes() -> None:
 
 
 def _package_caches() -> Iterator[Any]:
-    """Each function or method of the package that keeps its answers: all stand in a module or in a class of it."""
+    """Each function or method of the package that keeps its answers, in its modules and their classes.
+
+    What an object keeps for itself alone, such as the order of its batches, ends with the object.
+    """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "scalelab":
             continue
