@@ -136,6 +136,6 @@ def count_local_layers(shape: ModelShape, among: Collection[Stack] | None = None
 
 @functools.cache
 def _local_layers(shape: ModelShape, first: int, depth: int) -> int:
-    """Those of `depth` layers from the `first` on: a search for layouts asks for them at each."""
+    """How many of the `depth` layers from the `first` on have a window. Kept: a search asks it for each layout."""
     flags = all_layer_flags(shape).is_global
     return depth if flags is None else int((~flags[first : first + depth]).sum())

@@ -118,39 +118,14 @@ def test_unknown_causes_are_refused_with_the_nearest_name(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-CODES = """
-import jax, jax.numpy as jnp, optax
-
-def even(declared, o, h, lr):
-    b1, b2, eps = h.optim.beta1, h.optim.beta2, h.optim.eps
-
-    def init(params):
-        m = jax.tree.map(jnp.zeros_like, params)
-        codes = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.int8), params)
-        return {"t": jnp.zeros((), jnp.int32), "m": m, "codes": codes, "unit": jax.tree.map(lambda p: 0.0, params)}
-
-    def update(grads, state, params=None):
-        t = state["t"] + 1
-        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["m"], grads)
-        v = jax.tree.map(lambda c, u, g: b2 * c * u + (1 - b2) * g * g, state["codes"], state["unit"], grads)
-        unit = jax.tree.map(lambda v: jnp.maximum(v.max(), 1e-30) / 127, v)
-        codes = jax.tree.map(lambda v, u: jnp.clip(jnp.round(v / u), 1, 127).astype(jnp.int8), v, unit)
-        out = jax.tree.map(
-            lambda m, c, u: m / (1 - b1**t) / (jnp.sqrt(c * u / (1 - b2**t)) + eps), m, codes, unit
-        )
-        return out, {"t": t, "m": m, "codes": codes, "unit": unit}
-
-    return optax.GradientTransformation(init, update)
-"""
-
-
 @pytest.mark.full
 def test_squares_in_even_integers_are_a_state_of_too_few_bits(tmp_path, capsys):
+    """Another hand's optimizer, written before the check."""
     (tmp_path / "run.py").write_text("from scalelab.configs.tiny import get_config\n")
-    (tmp_path / "codes.py").write_text(CODES)
-    words = [f"--config={tmp_path / 'run.py'}", f"--workdir={tmp_path / 'run'}", "--config.optim.name=codes:even"]
+    shutil.copyfile("checks/diagnosis/contract/later/ninth/sealed/mine.py", tmp_path / "mine.py")
+    words = [f"--config={tmp_path / 'run.py'}", f"--workdir={tmp_path / 'run'}", "--config.optim.name=mine:even_steps"]
     assert main(["train", *words, *SHORT]) in (0, 1)
-    _, _, found = diagnosed(capsys, tmp_path / "run", "--trust=codes:even")
+    _, _, found = diagnosed(capsys, tmp_path / "run", "--trust=mine:even_steps")
     (verdict,) = [verdict for verdict in found["verdicts"] if verdict["cause"] == "low_precision_state"]
-    assert verdict["knob"] == "keep moments in float32 in even" and "8-bit numbers" in verdict["evidence"]
+    assert verdict["knob"] == "keep moments in float32 in even_steps" and "8-bit numbers" in verdict["evidence"]
     assert "states kept in integers" in found["judged"]

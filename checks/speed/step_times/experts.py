@@ -6,7 +6,7 @@ multi-token prediction, which are planned as one more block. Ironwood's rows are
 What a row's recipe switched on, and what that costs, stands in recipes.py. Two numbers were fitted here, on the eight
 rows of Ironwood: the smallest side at which a TPU's grouped product has half its share, and what its gathers of rows
 take in passes over memory; and two of hosts, on three rows of B200. No GPU's share was. HELD rows had no part in that,
-but all but those of 26.06 were seen when these terms were chosen.
+but all but those of 26.06 were planned before the last of these terms was chosen.
 """
 
 import dataclasses
@@ -96,6 +96,7 @@ def bridge_row(row: BridgeRow, release: str, terms: tuple[str, ...] = TERMS) -> 
         rounds=row.rounds,
     )
     seconds = row.sequences * row.seq_len / (row.tokens_per_s * row.devices)
+    # bridge.py says it of each table: of 25.11 only B200's DeepSeek-V3 has multi-token prediction.
     with_mtp = row.recipe == DEEPSEEK_V3 and (release != "25.11" or row.chip == "b200")
     made = make_row(
         row.recipe,

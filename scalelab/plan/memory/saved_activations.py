@@ -50,7 +50,7 @@ WHOLE_BLOCKS = 1024  # tokens a device, of which each kernel's blocks are a divi
 @dataclasses.dataclass(frozen=True)
 class SavedActivations:
     """Bytes a device: `row_bytes` a sequence of its micro-batch, `fixed_bytes` for any number (head's gradient, which
-    each chunk of the loss has whole before `fsdp` splits it)."""
+    the loss sums whole over its chunks, and only then splits along `fsdp`)."""
 
     row_bytes: int
     fixed_bytes: int

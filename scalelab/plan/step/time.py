@@ -219,7 +219,7 @@ def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, fl
 
 
 def _compute_seconds(static: Static, machine: Machine, seconds: Mapping[str, Bound]) -> tuple[Bound, Bound]:
-    """Those of blocks and head on the stage that takes longest, and of the update."""
+    """(by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update: from each part's."""
     of = fullest_device_share(static)
     last = tuple(seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1))
     slowest = max(seconds["block"], last, key=sum)

@@ -53,7 +53,7 @@ class Transfer:
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All transfers of a step of the device that has most; axes of one device have none."""
     by_axis = {"tensor": _tensor_transfers, "data": _weight_transfers, "expert": _expert_transfers}
-    by_axis |= {"context": _ring_transfers, "stage": _stage_transfers}  # of weights along several axes
+    by_axis |= {"context": _ring_transfers, "stage": _stage_transfers}  # weights travel along other axes than data too
     asked = [of for axis, of in by_axis.items() if axis == "data" or getattr(static.layout, axis) > 1]
     transfers = [transfer for list_transfers in asked for transfer in list_transfers(static, traits)]
     return tuple(t for t in transfers if t.times and getattr(static.layout, t.axis) > 1)

@@ -257,7 +257,7 @@ def test_days_choose_the_fewest_devices_that_meet_them(capsys):
 
 
 @pytest.mark.full
-def test_money_chooses_the_fastest_run_that_it_pays(capsys):
+def test_money_chooses_the_fewest_devices_near_the_fastest_run_that_it_pays(capsys):
     argv = [*LARGE, "--hardware=h100:2", "--config.precision.name=bf16", "--config.train.steps=100000"]
     text, result = in_lines(capsys, *argv, "--budget=$9k"), answer(capsys, *argv, "--budget=$9k")
     paid = {each["devices"]: each["days"] for each in result["counts"] if each.get("cost", 1e9) <= 9000}

@@ -34,7 +34,8 @@ MESHES = ("fsdp=2,context=2,tensor=2,sequence=1", "data=8", "fsdp=4,tensor=2", "
 def test_exact_on_eight_devices():
     """Per device; arguments too, of a program that takes a state as XLA compiles it.
 
-    The head's gradient is planned whole, as each chunk of the loss has it; `fsdp` splits what the chunks sum up to.
+    The head's gradient is planned whole, as the loss sums it over its chunks (model/sums/cross_entropy.py); only the
+    sum is split along `fsdp`.
     Along `fsdp` a device looks tokens up for all, so that it keeps their ids, of 4 bytes, which aren't planned.
     """
     for text, counts in on_eight(MESHES, *REMAT).items():
