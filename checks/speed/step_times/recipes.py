@@ -17,6 +17,18 @@ that judges it, and terms.py chooses them again without the rows of a model, chi
 Dropped: gradients summed in bf16, which all of these recipes do. Planned so, gpt-oss of 25.11 on B200, whose step is
 its gradients' sum, is 53 % too fast in place of 11, and no other row changes by more than 2 %; whatever is slow there,
 the choice without any model, chip or release drops the term.
+Written down on 2026-11-29 after those above, before any was in the account; all rows of Megatron-Bridge judge them:
+
+- waits: without rounds Megatron-Bridge computes nothing while activations and gradients go from stage to stage
+  (comm_overlap.py: overlap_p2p_comm False, batch_p2p_comm True unless virtual stages > 1). Expected: DeepSeek-V3 in 16
+  stages 3 % slower on B300, 6 on B200, 4 on B200 in 25.11; Qwen3 235B of 26.02 1 to 3 % slower on GB300 and GB200.
+- window: a sum over devices that is begun once a step can go on behind one micro-batch alone, the last (behind it and
+  those of a group of stages that follow, with rounds), not behind all of the step. Expected: slower wherever a step has
+  many micro-batches, DeepSeek-V3 on B200 10 %, on B300 5; gpt-oss as far as its sums are long.
+- gradients in bf16: as before, now beside the window: half the bytes. Expected: half of what the window costs back.
+- mtp: multi-token prediction has a second head and a product of twice the width, on the last stage, which by the
+  recipe's layout has two blocks fewer than the fullest. Expected: nothing in 16 stages, where the last one stays below
+  the others, a few per cent with fewer.
 Not tried, since it could not matter: counting kernels instead of blocks for the host. By a count of 16 kernels an
 expert in fp8 and 100 beside, DeepSeek-V3's 32 experts a device take a host 17 ms a block, what its GPU takes anyway.
 """
