@@ -104,7 +104,7 @@ def bridge_row(row: BridgeRow, release: str, terms: tuple[str, ...] = TERMS) -> 
         layout,
         row.sequences,
         1 if staged else micro,
-        bridge_traits(recipe, row.recipe, row.precision, terms),
+        bridge_traits(recipe, row.recipe, row.precision, terms, with_mtp),
         seconds,
         precision__name=row.precision,
         model__seq_len=row.seq_len,

@@ -17,18 +17,16 @@ that judges it, and terms.py chooses them again without the rows of a model, chi
 Dropped: gradients summed in bf16, which all of these recipes do. Planned so, gpt-oss of 25.11 on B200, whose step is
 its gradients' sum, is 53 % too fast in place of 11, and no other row changes by more than 2 %; whatever is slow there,
 the choice without any model, chip or release drops the term.
-Written down on 2026-11-29 after those above, before any was in the account; all rows of Megatron-Bridge judge them:
+Written down, with what each was expected to do, after those above and before any was in the account (54d28998); kept:
 
 - waits: without rounds Megatron-Bridge computes nothing while activations and gradients go from stage to stage
-  (comm_overlap.py: overlap_p2p_comm False, batch_p2p_comm True unless virtual stages > 1). Expected: DeepSeek-V3 in 16
-  stages 3 % slower on B300, 6 on B200, 4 on B200 in 25.11; Qwen3 235B of 26.02 1 to 3 % slower on GB300 and GB200.
-- window: a sum over devices that is begun once a step can go on behind one micro-batch alone, the last (behind it and
-  those of a group of stages that follow, with rounds), not behind all of the step. Expected: slower wherever a step has
-  many micro-batches, DeepSeek-V3 on B200 10 %, on B300 5; gpt-oss as far as its sums are long.
-- gradients in bf16: as before, now beside the window: half the bytes. Expected: half of what the window costs back.
-- mtp: multi-token prediction has a second head and a product of twice the width, on the last stage, which by the
-  recipe's layout has two blocks fewer than the fullest. Expected: nothing in 16 stages, where the last one stays below
-  the others, a few per cent with fewer.
+  (comm_overlap.py: overlap_p2p_comm False, batch_p2p_comm True unless virtual stages > 1).
+- mtp: multi-token prediction has a second head on the last stage, whose layout has two blocks fewer than the fullest
+  ("decoder", "mtp", "loss": recipes/deepseek/deepseek_v3.py). Its product of two streams is not counted. DeepSeek's
+  own run lies otherwise (DualPipe puts both ends of the model on one device) and is planned without.
+- a sum that is begun once a step goes on behind the last micro-batch alone (scalelab/plan/step/device_share.py,
+  hiding_share): in every plan.
+Dropped again: gradients summed in bf16 beside that. They undo what it gains, on gpt-oss most of all.
 Not tried, since it could not matter: counting kernels instead of blocks for the host. By a count of 16 kernels an
 expert in fp8 and 100 beside, DeepSeek-V3's 32 experts a device take a host 17 ms a block, what its GPU takes anyway.
 """
@@ -133,10 +131,12 @@ ACTIVATION_BYTES = 16 + 6  # forward, of "moe_act" once more
 # MaxText's transform_bias gathers three biases for each row of an expert, two once more where a block is computed
 # again, and scatters three gradients: each row read and written in bf16, at what gathers of rows take.
 GATHERED_BIAS_BYTES = ROW_PASSES_ON_TPU * 2 * 2 * (3 + 2 + 3)
-TERMS = ("dispatcher", "padding", "biases", "host", "latent")
+TERMS = ("dispatcher", "padding", "biases", "host", "latent", "waits", "mtp")
 
 
-def bridge_traits(recipe: Recipe, model: str, precision: str, terms: tuple[str, ...] = TERMS) -> SystemTraits:
+def bridge_traits(
+    recipe: Recipe, model: str, precision: str, terms: tuple[str, ...] = TERMS, with_mtp: bool = False
+) -> SystemTraits:
     """Traits of a row of Megatron-Bridge by its recipe; of TERMS those that are named."""
     extra = PADDING_BYTES if precision == "fp8" and "padding" in terms and not recipe.fused else 0
     if model == "gpt_oss_120b" and "biases" in terms and not recipe.fused:
@@ -146,6 +146,8 @@ def bridge_traits(recipe: Recipe, model: str, precision: str, terms: tuple[str, 
         sends="copies" if recipe.dispatcher == "alltoall" and "dispatcher" in terms else "node",
         sends_hidden=recipe.overlapped and "dispatcher" in terms,
         expert_bytes=float(extra),
+        waits_for_stages="waits" in terms,
+        second_head=with_mtp and "mtp" in terms,
         recomputed_products=("q_up", "kv_up") if "mla_up_proj" in recipe.recomputed and "latent" in terms else (),
     )
 

@@ -16,6 +16,7 @@ from scalelab.parallel.stages.assignment import assign_layers
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
 from scalelab.parallel.stages.ticks import predicted_bubble
+from scalelab.plan.step.systems import SystemTraits
 from scalelab.sharding import SPLIT_BY_TENSOR
 
 
@@ -79,6 +80,24 @@ def fullest_device_share(static: Static) -> DeviceShare:
         expert_parameters=experts * fullest / shape.n_layers,
         ends=0 if pipelined else 1,
     )
+
+
+def hiding_share(static: Static, times: float) -> float:
+    """Share of a step's computing behind which a transfer that comes `times` a step can go on.
+
+    One that waits for all micro-batches, as a sum of gradients does, goes on behind the last alone. With rounds that is
+    so of the last chunk of layers; sums of the others go on behind the group of micro-batches that comes after them.
+    """
+    layout, microbatches = static.layout, fullest_device_share(static).microbatches
+    stages, rounds = (layout.stage, layout.rounds) if layout.stage > 1 else (1, 1)
+    last_group = (microbatches - 1) % stages + 1
+    behind = (1 + last_group * (rounds - 1)) / rounds
+    return min(1.0, times * behind / microbatches)
+
+
+def last_layers(static: Static, traits: SystemTraits) -> int:
+    """Layers of the last stage."""
+    return fullest_device_share(static).last_layers - (traits.second_head and static.layout.stage > 1)
 
 
 def filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:

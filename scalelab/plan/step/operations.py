@@ -285,13 +285,12 @@ def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> 
     weights = table * (chunks * 2 * a + (4 + a if traits.casts and a < 4 else 0))
     gradient = chunks * table * 12
     rows = of.tokens * shape.d_model * (4 + 4 + a) + 4 * table
+    runs = of.microbatches * (2 if traits.second_head else 1)
     backward = "tensorfloat32" if traits.wide_outputs and policy.compute == "bfloat16" else policy.compute
     return [
-        Operation("head", "head", policy.compute, flops, logits + weights / 2, of.microbatches, least),
-        Operation("dhead, inputs", "head", backward, flops, logits + weights / 2, of.microbatches, least),
-        Operation("dhead, weights", "head", backward, flops, logits + gradient, of.microbatches, least),
-        Operation(
-            "softmax of the loss", "head", "", 0.0, 2 * logits * (2 if shape.logit_softcap else 1), of.microbatches
-        ),
+        Operation("head", "head", policy.compute, flops, logits + weights / 2, runs, least),
+        Operation("dhead, inputs", "head", backward, flops, logits + weights / 2, runs, least),
+        Operation("dhead, weights", "head", backward, flops, logits + gradient, runs, least),
+        Operation("softmax of the loss", "head", "", 0.0, 2 * logits * (2 if shape.logit_softcap else 1), runs),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]

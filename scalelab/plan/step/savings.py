@@ -14,6 +14,8 @@ from scalelab.plan.step.time import step_time
 BEST = {"fused_attention": "all", "sends_hidden": True}  # of these Megatron's is not the best
 TRAIT_DESCRIPTIONS = {
     "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
+    "waits_for_stages": "activations that travel to the next stage behind computing",
+    "second_head": "no head of multi-token prediction",
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
     "joined": "one gradient for an input that several products or branches share",
     "in_parts": "sequences gathered and added up as a whole, not in parts",

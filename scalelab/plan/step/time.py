@@ -11,20 +11,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from scalelab.config import Static
-from scalelab.hardware.chips import compute_capability, host_bytes_per_s
+from scalelab.hardware.chips import compute_capability
 from scalelab.model import count
 from scalelab.model.attention.kernels import documents_limit
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import expert_rows, links, operations
-from scalelab.plan.step.device_share import Operation, fullest_device_share, pipeline_bubble
+from scalelab.plan.step.device_share import Operation, fullest_device_share, hiding_share, last_layers, pipeline_bubble
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform, peak_of_unit
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
-from scalelab.plan.step.update import update_operations
+from scalelab.plan.step.update import moments_s, update_operations
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import EXPERT_AXIS
-from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
@@ -32,15 +31,17 @@ LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz
 # Of a turn of a loop on a GPU, whose host reads before it whether there is one (jax issue 2491): 81.6 s for ten million
 # of a small scan (QuantEcon/lecture-python-programming, issue 440).
 TURN_S = 8.2e-6
+BETWEEN_STEPS = ("stage", "all-to-all")  # axis and kind
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 
 class Work(NamedTuple):
-    """What a step does: operations, transfers, and the idle ends of its pipeline over its busy time."""
+    """What a step does; `lost`: idle ends of its pipeline over its busy time; `last_layers`: of the last stage."""
 
     ops: tuple[Operation, ...]
     moves: tuple[Transfer, ...]
     lost: float
+    last_layers: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def step_time(
     """One optimizer step of a config whose layout is resolved. BadInput if the chip lacks a unit for the precision."""
     efficiency = efficiency or default_efficiency(machine)
     ops = by_size(operations.step_operations(static, machine, traits), efficiency)
-    work = Work(ops, step_transfers(static, traits), idle_share(static))
+    work = Work(ops, step_transfers(static, traits), idle_share(static), last_layers(static, traits))
     expected = _step_parts(static, machine, _shares_at(efficiency), work)
     low_s, high_s = (_step_end(static, machine, efficiency, end, work, expected["total_s"]) for end in ("high", "low"))
     tokens = static.global_batch * static.model.seq_len
@@ -104,7 +105,7 @@ def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits:
     """The total of `step_time` alone, at a small part of its cost: to compare many layouts."""
     passes = _pass_seconds(operations.pass_key(static), machine, efficiency, traits)
     update = by_size(tuple(update_operations(static)), efficiency)
-    work = Work(update, step_transfers(static, traits), idle_share(static))
+    work = Work(update, step_transfers(static, traits), idle_share(static), last_layers(static, traits))
     seconds: float = _step_parts(static, machine, _shares_at(efficiency), work, passes)["total_s"]
     return seconds
 
@@ -126,7 +127,7 @@ def expected_of(
 ) -> float:
     """`expected_s` of these operations and transfers. `idle`: the pipeline's, over its busy time, if not the step's."""
     lost = idle_share(static) if idle is None else idle
-    work = Work(by_size(ops, efficiency), moves, lost)
+    work = Work(by_size(ops, efficiency), moves, lost, last_layers(static, OUR_TRAITS))
     seconds: float = _step_parts(static, machine, _shares_at(efficiency), work)["total_s"]
     return seconds
 
@@ -160,33 +161,45 @@ def _step_parts(
     static: Static, machine: Machine, at: dict[str, float], work: Work, passes: Mapping[str, Bound] | None = None
 ) -> dict:
     """The fields of `StepTime` that are seconds, at these shares of the datasheet. `passes`: known, not in `work`."""
-    layout, overlap, seconds = static.layout, at["overlap"], _part_seconds(machine, work.ops, at)
+    layout, seconds = static.layout, _part_seconds(machine, work.ops, at)
     seconds |= {part: passes[part] for part in ("block", "head")} if passes else {}
-    (compute, hbm), update = _compute_seconds(static, machine, seconds)
-    waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
+    (compute, hbm), update = _compute_seconds(static, machine, seconds, work.last_layers)
     durations = [
         (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
         for move in work.moves
     ]
-    for move, took in durations:
-        (hideable if move.hidden else waited)[move.axis] += took
-    # Behind computing, as far as there is computing to hide behind.
-    hidden = min(overlap * sum(hideable.values()), compute + hbm)
-    left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
-    exposed = {axis: waited[axis] + left * hideable[axis] for axis in MESH_AXES}
-    sends = exposed["stage"] - sum(took for move, took in durations if _is_between_steps(move))
+    axes, exposed = _exposed_seconds(static, durations, at["overlap"], compute + hbm)
+    # Before or after the ticks all stages exchange at once what uneven ones lay out.
+    sends = exposed["stage"] - sum(took for move, took in durations if (move.axis, move.kind) == BETWEEN_STEPS)
     rows = sum(took for move, took in durations if move.sends_rows)
-    rows *= exposed[EXPERT_AXIS] / (waited[EXPERT_AXIS] + hideable[EXPERT_AXIS]) if rows else 0.0
+    rows *= exposed[EXPERT_AXIS] / axes[EXPERT_AXIS] if rows else 0.0
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends + rows
     bubble_s = work.lost * ticking
     return {
         "compute_s": compute + update[0],
         "hbm_s": hbm + update[1],
-        "axes": {axis: waited[axis] + hideable[axis] for axis in MESH_AXES if getattr(layout, axis) > 1},
+        "axes": {axis: axes[axis] for axis in MESH_AXES if getattr(layout, axis) > 1},
         "exposed": {axis: exposed[axis] for axis in MESH_AXES if getattr(layout, axis) > 1},
         "bubble_s": bubble_s,
         "total_s": compute + hbm + sum(update) + sum(exposed.values()) + bubble_s,
     }
+
+
+def _exposed_seconds(
+    static: Static, durations: list[tuple[Transfer, float]], overlap: float, busy: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """(seconds of transfers, those of them that no computing hides) by axis; computing takes `busy` seconds."""
+    shares = [hiding_share(static, move.times) if move.hidden else 0.0 for move, _ in durations]
+    left, free = {0.0: 1.0}, busy
+    for share in sorted(set(shares) - {0.0}):  # who has least to hide behind comes first
+        took = sum(seconds for (_, seconds), of in zip(durations, shares, strict=True) if of == share)
+        hidden = min(overlap * took, share * busy, free)
+        left[share], free = (1 - hidden / took if took else 1.0), free - hidden
+    axes, exposed = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
+    for (move, seconds), share in zip(durations, shares, strict=True):
+        axes[move.axis] += seconds
+        exposed[move.axis] += left[share] * seconds
+    return axes, exposed
 
 
 def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
@@ -196,11 +209,6 @@ def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -
         return move.times * expert_rows.exchange_s(static, machine, move.whole_bytes, move.once_a_node, share)
     speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * share
     return move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
-
-
-def _is_between_steps(move: Transfer) -> bool:
-    """Whether all stages exchange at once, before or after the ticks: what uneven ones lay out."""
-    return move.axis == "stage" and move.kind == "all-to-all"
 
 
 def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]) -> dict[str, Bound]:
@@ -218,18 +226,12 @@ def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, fl
     return {part: (by_flops, by_bytes) for part, (by_flops, by_bytes) in seconds.items()}
 
 
-def _compute_seconds(static: Static, machine: Machine, seconds: Mapping[str, Bound]) -> tuple[Bound, Bound]:
+def _compute_seconds(static: Static, machine: Machine, seconds: Mapping[str, Bound], last: int) -> tuple[Bound, Bound]:
     """(by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update: from each part's."""
-    of = fullest_device_share(static)
-    last = tuple(seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1))
-    slowest = max(seconds["block"], last, key=sum)
+    share = last / fullest_device_share(static).layers
+    with_head = tuple(seconds["block"][i] * share + seconds["head"][i] for i in (0, 1))
+    slowest = max(seconds["block"], with_head, key=sum)
     return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1] + moments_s(static, machine))
-
-
-def moments_s(static: Static, machine: Machine) -> float:
-    """Seconds in which moments in the host's memory come and go, a layer after the other, behind nothing."""
-    rate = host_bytes_per_s(machine.chip)
-    return 2 * host_bytes(static) / rate if rate else 0.0
 
 
 def describe_assumptions(

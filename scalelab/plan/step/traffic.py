@@ -284,14 +284,14 @@ def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = 2 * static.accumulate * layout.microbatches * layout.rounds
+    waits = traits.waits_for_stages and layout.rounds == 1
+    meanwhile = PIPELINE_SCHEDULES[layout.schedule].alternates and not waits
     # Where stages are uneven (`parallel/pipeline.py`), in fp32: weights into slots, gradients out of them.
     in_place = has_even_stages(shape, layout) or traits.keeps_stages
     in_slots = 0.0 if in_place else 4 * params_in_slots(static)
     return [
         Transfer("stage", "all-to-all", in_slots, 2 if in_slots else 0, False, "layers into slots, gradients out"),
-        Transfer(
-            "stage", "send", sent, times, PIPELINE_SCHEDULES[layout.schedule].alternates, "activations and gradients"
-        ),
+        Transfer("stage", "send", sent, times, meanwhile, "activations and gradients"),
     ]
 
 

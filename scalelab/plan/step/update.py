@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Layout, Static, group_hparams, traced_names, with_fields
+from scalelab.hardware.chips import host_bytes_per_s
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
 from scalelab.optim.optimizer import claims_everything
 from scalelab.optim.registry import find_optimizer
+from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.device_share import Operation, fullest_device_share, params_at_rest
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.update.update import compute_updates
@@ -47,6 +49,12 @@ def _update_key(static: Static) -> Static:
         model=static.model.plain,
         ema=False,
     )
+
+
+def moments_s(static: Static, machine: Machine) -> float:
+    """Seconds in which moments in the host's memory come and go, a layer after the other, behind nothing."""
+    rate = host_bytes_per_s(machine.chip)
+    return 2 * state_lib.host_bytes(static) / rate if rate else 0.0
 
 
 @functools.cache

@@ -20,11 +20,12 @@ from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.experiments.studies.fsdp import rows as parallelism
 from scalelab.model import count
-from scalelab.parallel.stages.ticks import count_ticks
+from scalelab.parallel.stages.ticks import count_ticks, stage_orders
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import efficiency, links, traffic
 from scalelab.plan.step import operations as work
+from scalelab.plan.step.device_share import hiding_share, last_layers
 from scalelab.plan.step.efficiency import Range, peak_of_unit
 from scalelab.plan.step.operations import step_operations
 from scalelab.plan.step.savings import TRAIT_DESCRIPTIONS, cost_of_traits
@@ -350,6 +351,59 @@ def test_hidden_traffic_is_paid_where_computing_does_not_last():
     slow = dataclasses.replace(load_machine("h100"), node_bytes_per_s=1e6)
     step = step_time(small(data=16), slow)
     assert step.exposed["data"] == pytest.approx(step.axes["data"], rel=0.01)
+
+
+@pytest.mark.parametrize("accumulate", [1, 8])
+def test_gradients_that_are_summed_once_are_hidden_by_the_last_micro_batch_alone(accumulate):
+    slow = dataclasses.replace(load_machine("h100"), node_bytes_per_s=1e8)
+    of = published.build_static("llama", 4, 512, 8, 256, 1024, 4096, accumulate=accumulate, data=16)
+    step = step_time(of, slow)
+    update = sum(op.bytes * op.times for op in work.step_operations(of, slow) if op.part == "update")
+    busy_s = step.compute_s + step.hbm_s - update / (slow.chip.hbm_bytes_per_s * 0.85)
+    # Those of gains come after each other micro-batch, and hide behind these.
+    rate, overlap = slow.node_bytes_per_s * 8 * 0.7, 0.8
+    gains_s = sum(
+        move.times * links.ring_s(move.kind, move.whole_bytes, 16, rate)
+        for move in step_transfers(of)
+        if move.times > 1
+    )
+    hidden_s = step.axes["data"] - step.exposed["data"] - overlap * gains_s
+    assert hidden_s == pytest.approx(busy_s / accumulate, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "rounds"),
+    [("1f1b", 4, 16, 1), ("1f1b", 4, 16, 3), ("1f1b", 4, 14, 3), ("1f1b", 4, 3, 2), ("circular", 4, 16, 3)],
+)
+def test_sums_hide_behind_what_the_schedule_still_computes(schedule, stages, microbatches, rounds):
+    """From the last micro-batch of the chunk that ends first, by the order in which a stage is trained."""
+    _, backwards = stage_orders(schedule, stages, microbatches, rounds)
+    first_done = max(i for i, (chunk, _) in enumerate(backwards) if chunk == rounds - 1)
+    left = len(backwards) - first_done
+    layout = {"stage": stages, "microbatches": microbatches, "rounds": rounds, "schedule": schedule}
+    of = published.build_static("llama", 12, 512, 8, 16 * microbatches, 1024, 4096, **layout)
+    assert hiding_share(of, 1) == pytest.approx(left / len(backwards))
+    assert hiding_share(of, 2 * microbatches) == 1
+
+
+def test_a_second_head_is_work_of_the_last_stage():
+    """Of 16 layers in 4 stages: three blocks, and both heads, beside four blocks elsewhere; or all, on one device."""
+    of = published.build_static("llama", 16, 512, 8, 64, 1024, 4096, stage=4, microbatches=16)
+    with_two = dataclasses.replace(MEGATRON_TRAITS, second_head=True)
+    assert last_layers(of, MEGATRON_TRAITS) == 4 and last_layers(of, with_two) == 3
+    once, twice = (
+        sum(op.flops * op.times for op in work.step_operations(of, load_machine("h100"), traits) if op.part == "head")
+        for traits in (MEGATRON_TRAITS, with_two)
+    )
+    assert twice == 2 * once == 2 * 6 * 64 * 1024 * 512 * 4096
+
+
+def test_pipelines_that_wait_for_their_neighbours_hide_nothing_without_rounds():
+    waits = dataclasses.replace(MEGATRON_TRAITS, waits_for_stages=True)
+    for rounds in (1, 2):
+        of = published.build_static("llama", 8, 512, 8, 64, 1024, 4096, stage=4, microbatches=16, rounds=rounds)
+        step = step_time(of, load_machine("h100"), traits=waits)
+        assert (step.exposed["stage"] == step.axes["stage"]) == (rounds == 1)
 
 
 @pytest.mark.parametrize(("schedule", "rounds"), [("1f1b", 1), ("1f1b", 2), ("circular", 2), ("gpipe", 1)])

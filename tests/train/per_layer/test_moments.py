@@ -15,7 +15,7 @@ from scalelab.plan.compiled import absent_devices
 from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory
-from scalelab.plan.step.time import moments_s
+from scalelab.plan.step.update import moments_s
 from scalelab.train.single import train_single
 from scalelab.train.step import program
 from scalelab.train.step.state import host_bytes, move_moments
