@@ -1,10 +1,15 @@
 """An import inside a function has a reason: the start of a command, or a package that need not be installed."""
 
 import ast
+import importlib
 import pathlib
+import textwrap
+from collections.abc import Iterator
 
 from tests import inner_imports
 from tests.folders import walk_statements
+
+ROOMS = ("scalelab", "checks", "tests")
 
 
 def test_every_import_inside_a_function_has_a_reason():
@@ -31,6 +36,37 @@ def test_what_a_file_loads_is_read_off_its_top(tmp_path):
         None, None, "starts without jax, numpy", "starts without numpy, scipy, scipy.stats",
         "a package that need not be installed",
     ]  # fmt: skip
+
+
+def imports_of_programs(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
+    """(place, module, name) of each import from this repository in the programs that a file keeps as text."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if "import jax" not in text:
+            continue
+        try:
+            program = ast.parse(textwrap.dedent(text))
+        except SyntaxError:
+            continue
+        for statement in ast.walk(program):
+            if isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] in ROOMS:
+                for alias in statement.names:
+                    yield f"{path}:{node.lineno}", str(statement.module), alias.name
+
+
+def exists(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(importlib.import_module(f"{module}.{name}"))
+    except ImportError:
+        return False
+
+
+def test_programs_that_run_in_processes_of_their_own_import_what_is_there():
+    """Most are of tests that seldom run; no linter reads them when something moves."""
+    found = [row for folder in ("tests", "checks") for path in pathlib.Path(folder).rglob("*.py")
+             if path.name != pathlib.Path(__file__).name for row in imports_of_programs(path)]  # fmt: skip
+    missing = [f"{place}: from {module} import {name}" for place, module, name in found if not exists(module, name)]
+    assert len(found) > 100 and not missing, "\n".join(missing)
 
 
 STATEMENTS = """

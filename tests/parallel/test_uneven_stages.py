@@ -28,7 +28,7 @@ from scalelab.experiments.studies.fsdp.rows import loss_and_gradients, worst_lea
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.program import PACKINGS
 from tests.train.step.test_step import setting
 
@@ -41,7 +41,7 @@ run = jax.jit(loss_and_gradients, static_argnums=0)
 
 def trained(static, h, start):
     program = PACKINGS["turn"](static, [h])
-    states, (log,) = program.advance(program.join(jax.tree.map(np.array, start)), [tokens[:, program.rows]], 2)
+    states, (log,) = program.advance(program.join(jax.tree.map(jax.numpy.array, start)), [tokens[:, program.rows]], 2)
     (val,) = program.evaluate(states, tokens[:1, program.rows])
     (end,) = program.separate(states)
     return jax.device_get(({k: v[1] for k, v in log[LAYERS].items()}, log["train_loss"], val["val_loss"], end.params))
@@ -56,7 +56,7 @@ for precision, layouts in json.loads(sys.argv[2]).items():
         start = [start[0]._replace(precision=start[0].precision._replace(scale=np.float32(2.0**-12)))]
     expected = trained(alone, h, start)
     if precision == "fp32":
-        loss, grads = jax.device_get(run(alone, start[0].params, tokens[0], h))
+        loss, grads, _ = jax.device_get(run(alone, start[0].params, tokens[0], h))
     for layout in layouts:
         accumulate = layout.pop("accumulate", 1)
         static = dataclasses.replace(alone, layout=Layout(**layout), accumulate=accumulate)
@@ -74,7 +74,7 @@ for precision, layouts in json.loads(sys.argv[2]).items():
         with jax.set_mesh(mesh):
             put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
             placed = jax.tree.map(put, start[0].params, specs)
-            of_stages, of_mesh = run(static, placed, put(tokens[0], PartitionSpec(BATCH_AXES, None)), h)
+            of_stages, of_mesh, _ = run(static, placed, put(tokens[0], PartitionSpec(BATCH_AXES, None)), h)
         row |= {"loss": abs(float(of_stages / loss) - 1), "gradients": worst_leaf(grads, jax.device_get(of_mesh), 1e-3)}
         print(json.dumps(row), flush=True)
 """
