@@ -39,6 +39,7 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="N,…", help="lines; default: all")
     options = parser.parse_args(argv)
     os.environ["PYTHONPATH"] = str(options.clone.resolve() if options.clone else "")  # a linked .venv has another one
+    os.environ["PYTEST_ADDOPTS"] = "-m ''"  # tests that are named, whatever their marks
     if options.clone is None or not (options.clone / ".venv").exists():
         raise BadInput(f"--clone={options.clone} is not a clone with a .venv")
     path = RESULTS / "moved_tests.json"

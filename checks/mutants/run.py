@@ -41,7 +41,6 @@ def run_tests(clone: pathlib.Path, tests: list[str], seconds: int) -> tuple[bool
     names = clone / "mutant-tests.txt"
     names.write_text("\n".join(tests))
     command = [clone / ".venv/bin/python", "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", f"@{names.name}"]
-    command += ["-o", f"addopts={PLAIN}"]  # those that are named, whatever their marks
     try:
         done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:

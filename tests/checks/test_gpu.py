@@ -39,7 +39,7 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys):
 
 
 def rehearse(folder, capsys, kills, only=""):
-    """Through the command, killed with all its processes; answers, and the lines of the ledger, of which none is lost."""
+    """Through the command, killed with all its processes: the answers, and the lines of the ledger."""
     argv = ["--rehearse", f"--kills={kills}", f"--workdir={folder}", "--json=-", *([f"--only={only}"] if only else [])]
     assert gpu.main(argv) == 0
     out, err = capsys.readouterr()
