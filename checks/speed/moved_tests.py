@@ -1,13 +1,13 @@
 """Lines that tests marked `slow` reach, changed: do the tests that `make test-all` keeps notice what those notice?
 
-    python -m checks.mutants.moved --clone=DIR [--only=3,7,…]
+    python -m checks.speed.moved_tests --clone=DIR [--only=3,7,…]
 
-moved.json holds lines drawn at random among those that the moved tests run, one change each, the moved tests that run
+moved_tests.json holds lines drawn at random among those that the moved tests run, one change each, the moved tests that run
 the line and the staying ones; it was committed before a test was marked. Each change is tried against the moved tests;
 where one notices, against the staying ones. DIR is a clone with a .venv; it is edited. Writes
 checks/results/moved_tests.*; with --only the other lines keep their verdicts.
 
-    python -m checks.mutants.moved --clone=../clone
+    python -m checks.speed.moved_tests --clone=../clone
 """
 
 import json
@@ -24,16 +24,16 @@ from scalelab.__main__ import guarded
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import write_result
 
-LIST = pathlib.Path(__file__).with_name("moved.json")
+LIST = pathlib.Path(__file__).with_name("moved_tests.json")
 
 
 def main(argv: Sequence[str]) -> int:
     """Tries each mutant and writes the verdicts; exit code 0, 1 if a staying test missed what a moved one noticed."""
-    return guarded("moved", _main, argv)
+    return guarded("moved_tests", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = command_line("mutants.moved", __doc__)
+    parser = command_line("speed.moved_tests", __doc__)
     parser.add_argument("--clone", type=pathlib.Path, metavar="DIR", help="a clone with a .venv; it is edited")
     parser.add_argument("--seconds", type=int, default=300, help="of one side; what is not done then has not failed")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="N,…", help="lines; default: all")
@@ -48,7 +48,7 @@ def _main(argv: Sequence[str]) -> int:
         if options.only is None or str(number) in options.only:
             verdicts[str(number)] = try_both(options.clone, mutant, options.seconds)
             print(f"{number} {mutant['file']}:{mutant['line']}: {verdicts[str(number)]}", file=sys.stderr, flush=True)
-    result = result_header("mutants.moved", argv) | {"mutants": verdicts}
+    result = result_header("speed.moved_tests", argv) | {"mutants": verdicts}
     write_result(RESULTS, "moved_tests", result, format_page(result))
     return int(any(verdict["by"] == "moved alone" for verdict in verdicts.values()))
 
@@ -77,8 +77,8 @@ def format_page(result: dict[str, Any]) -> str:
     counts = [verdict["by"] for verdict in verdicts.values()]
     page = f"""# Tests that went from `make test-rest` to `make test-slow`
 
-`python -m checks.mutants.moved`: lines drawn at random among those that the moved tests run, one change each, listed in
-checks/mutants/moved.json before a test was marked. Each change against the moved tests that run its line; where one
+`python -m checks.speed.moved_tests`: lines drawn at random among those that the moved tests run, one change each, listed in
+checks/speed/moved_tests.json before a test was marked. Each change against the moved tests that run its line; where one
 notices, against tests that stay and run it.
 
 Of {len(counts)} changes the moved tests notice {counts.count("both") + counts.count("moved alone")}, and the staying
