@@ -2,9 +2,9 @@
 
     python -m checks.speed.moved_tests --clone=DIR [--only=3,7,…]
 
-moved_tests.json holds lines drawn at random among those that the moved tests run, one change each, the moved tests that run
-the line and the staying ones; it was committed before a test was marked. Each change is tried against the moved tests;
-where one notices, against the staying ones. DIR is a clone with a .venv; it is edited. Writes
+moved_tests.json holds lines drawn at random among those that the moved tests run, one change each, the moved tests
+that run the line and the staying ones; it was committed before a test was marked. Each change is tried against the
+moved tests; where one notices, against the staying ones. DIR is a clone with a .venv; it is edited. Writes
 checks/results/moved_tests.*; with --only the other lines keep their verdicts.
 
     python -m checks.speed.moved_tests --clone=../clone
@@ -77,9 +77,9 @@ def format_page(result: dict[str, Any]) -> str:
     counts = [verdict["by"] for verdict in verdicts.values()]
     page = f"""# Tests that went from `make test-rest` to `make test-slow`
 
-`python -m checks.speed.moved_tests`: lines drawn at random among those that the moved tests run, one change each, listed in
-checks/speed/moved_tests.json before a test was marked. Each change against the moved tests that run its line; where one
-notices, against tests that stay and run it.
+`python -m checks.speed.moved_tests`: lines drawn at random among those that the moved tests run, one change each,
+listed in checks/speed/moved_tests.json before a test was marked. Each change against the moved tests that run its line;
+where one notices, against tests that stay and run it.
 
 Of {len(counts)} changes the moved tests notice {counts.count("both") + counts.count("moved alone")}, and the staying
 ones {counts.count("both")} of these; neither side notices {counts.count("none")}.
