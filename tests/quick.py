@@ -28,8 +28,8 @@ def one_in(n: int, values: Iterable[Any]) -> list[Any]:
 def others_slow(stays: Callable[..., bool], values: Iterable[Any]) -> list[Any]:
     """Every value: as it is if `stays(*arguments)`, else marked `slow`, for `make test-slow` alone.
 
-    For families of which some members reach every line and every value of each argument; checks/speed/moved_tests.py asks
-    whether these notice what the others do.
+    For families of which some members reach every line and every value of each argument; whether these notice what the
+    others do is asked by checks/speed/moved_tests.py.
     """
     return [
         value if stays(*_arguments(value)) else pytest.param(*_arguments(value), marks=pytest.mark.slow)
