@@ -1,6 +1,6 @@
-"""Which values of a parametrized test `make test` takes; `make test-all` takes the others too."""
+"""Which values of a parametrized test `make test` takes; `make test-all` takes the others too, but for slow ones."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -23,6 +23,18 @@ def one_in(n: int, values: Iterable[Any]) -> list[Any]:
         marked.append(value)
         place += 1
     return marked
+
+
+def others_slow(stays: Callable[..., bool], values: Iterable[Any]) -> list[Any]:
+    """Every value: as it is if `stays(*arguments)`, else marked `slow`, for `make test-slow` alone.
+
+    For families of which some members reach every line and every value of each argument; whether these notice what the
+    others do is asked by checks/speed/moved_tests.py.
+    """
+    return [
+        value if stays(*_arguments(value)) else pytest.param(*_arguments(value), marks=pytest.mark.slow)
+        for value in values
+    ]
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from scalelab.__main__ import COMMANDS
-from tests.quick import ELSEWHERE, one_in
+from tests.quick import ELSEWHERE, one_in, others_slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS = {path.parent.name for path in (ROOT / "scalelab").glob("*/__init__.py") if not path.parent.is_symlink()}
@@ -157,3 +157,10 @@ def test_one_value_in_n_is_quick():
     names = [[mark.name for mark in getattr(case, "marks", ())] for case in cases]
     assert names == [[], ["full"], ["slow"], [], ["full"]]
     assert cases[0] == "a" and cases[1].values == ("b", 1) and cases[4].id == "last"
+
+
+def test_members_that_stay_are_as_they_are_and_the_others_slow():
+    cases = others_slow(lambda name, size: name == "a" or size == 2, [("a", 1), ("b", 1), ("b", 2)])
+    assert cases[0] == ("a", 1) and cases[2] == ("b", 2)
+    assert cases[1].values == ("b", 1) and [mark.name for mark in cases[1].marks] == ["slow"]
+    assert [getattr(case, "marks", ()) == () for case in one_in(2, cases)] == [True, False, False]

@@ -21,8 +21,6 @@ from scalelab.plan.machine.machine import load_machine
 from scalelab.record import jsonlines
 from tests.train.runs import PATIENCE_S
 
-QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
-
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys):
     before = sorted(RESULTS.iterdir())
@@ -40,51 +38,59 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys):
     assert not (tmp_path / "gpu").exists() and sorted(RESULTS.iterdir()) == before
 
 
-@pytest.mark.full
-def test_a_rehearsal_that_is_killed_at_random_goes_on_and_loses_nothing(tmp_path, capsys):
-    """Through the command, killed with all its processes; the page then has every part."""
-    argv = ["--rehearse", "--kills=2", f"--only={QUICK_PARTS}", f"--workdir={tmp_path}", "--json=-"]
+def rehearse(folder, capsys, kills, only=""):
+    """Through the command, killed with all its processes: the answers, and the lines of the ledger."""
+    argv = ["--rehearse", f"--kills={kills}", f"--workdir={folder}", "--json=-", *([f"--only={only}"] if only else [])]
     assert gpu.main(argv) == 0
     out, err = capsys.readouterr()
-    assert err.count("killed after") == 2 and "nothing is missing" in err
-    answers = {
-        part: {row: line["answer"] for row, line in rows.items()} for part, rows in json.loads(out)["answers"].items()
-    }
-    lines = jsonlines.read_json_lines(tmp_path / gpu.LEDGER)
+    assert err.count("killed after") == kills and "nothing is missing" in err
+    lines = jsonlines.read_json_lines(folder / gpu.LEDGER)
     for line in lines:
         assert line["chip"] == "cpu" and line["versions"]["jax"] and line["code"] and line["date"]
     done = [(line["part"], line["row"]) for line in lines if line["event"] == ledger.ANSWERED]
     assert len(done) == len(set(done)), "a question was answered twice"
+    parts_asked = json.loads(out)["answers"]
+    return {part: {row: line["answer"] for row, line in rows.items()} for part, rows in parts_asked.items()}, lines
+
+
+def check_step(answers, lines):
+    """A step's plan was written before it began, and stands beside it."""
     assert lines.index(next(x for x in lines if x["row"] == "plan" and x["event"] == "answered")) < lines.index(
         next(x for x in lines if x["part"] == "124m-bf16" and x["row"] == "step")
     ), "a step was begun before its plan was written"
     step = answers["124m-bf16"]["step"]
     assert 0 < step["mfu"] < 1 and step["loss"] > 0 and step["planned"]["rows"] == answers["124m-bf16"]["plan"]["rows"]
+
+
+def check_resumed(answers):
     resumed = answers["resume"]["same bits"]
     assert resumed["same_parameters"] and resumed["same_losses"]
     assert 0 < resumed["resumed_from"] < resumed["steps"] == settings.TOY_SETTINGS.run_steps
+
+
+@pytest.mark.full
+def test_a_rehearsal_that_is_killed_at_random_goes_on_and_loses_nothing(tmp_path, capsys):
+    answers, lines = rehearse(tmp_path, capsys, 1, "124m-bf16,resume")
+    check_step(answers, lines)
+    check_resumed(answers)
+    text = (tmp_path / gpu.PAGE).read_text()
+    assert "the same bits" in text and "| 124m-bf16 |" in text and "\nNothing." in text
+
+
+@pytest.mark.slow
+def test_every_part_at_toy_sizes(tmp_path, capsys):
+    answers, lines = rehearse(tmp_path, capsys, 3)
+    check_step(answers, lines)
+    check_resumed(answers)
     assert all(row["off_float32"] < 0.05 for row in answers["attention"].values() if "left_out" not in row)
     packed = answers["packing"]
     assert packed["vmap"]["losses"] == pytest.approx(packed["turn"]["losses"], rel=1e-3)
     assert answers["reference-run"]["run"]["curve"][-1]["val_loss"] == answers["reference-run"]["run"]["val_loss"]
     text = (tmp_path / gpu.PAGE).read_text()
-    assert (
-        "the same bits" in text and "3 trials of 3 steps" in text and "| 124m-bf16 |" in text and "\nNothing." in text
-    )
-
-
-@pytest.mark.slow
-def test_every_part_at_toy_sizes(tmp_path, capsys):
-    assert gpu.main(["--rehearse", "--kills=3", f"--workdir={tmp_path}"]) == 0
-    err = capsys.readouterr().err
-    assert err.count("killed after") == 3 and "nothing is missing" in err
-    text = (tmp_path / gpu.PAGE).read_text()
     for words in (
-        "Reference study: predicted",
-        "`plan --calibrate`",
-        "The quickstart: predicted",
-        "in processes of their own",
-    ):
+        "the same bits", "3 trials of 3 steps", "| 124m-bf16 |", "\nNothing.", "Reference study: predicted",
+        "`plan --calibrate`", "The quickstart: predicted", "in processes of their own",
+    ):  # fmt: skip
         assert words in text
 
 

@@ -13,6 +13,7 @@ from scalelab.diagnose.probes.leaves.impulse import describe_answer, probe_impul
 from scalelab.diagnose.verdict import Verdict
 from tests.diagnose.evidences import healthy
 from tests.diagnose.subjects import make_subject
+from tests.quick import others_slow
 
 DECLARED = {"optim__beta1": 0.9, "optim__beta2": 0.95, "optim__eps": 1e-6}
 
@@ -110,6 +111,7 @@ CHAINS = {
     ),
 }
 SOUND = ("adam", "amsgrad", "yogi", "lion", "trace", "rms_and_momentum", "slower_below", "adamomentum", "belief")
+STAYING = ("adam", "amsgrad", "adamomentum", "slower_below")
 FAULTS = {
     "summed_squares": ("moments_wrong", "summed, not averaged"),
     "summed_gradients": ("moments_wrong", "summed, not averaged"),
@@ -142,7 +144,7 @@ def judge(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", others_slow(lambda name: name in STAYING, SOUND))
 def test_optimizers_of_a_library_have_no_verdict(name):
     assert judge(name) == []
 

@@ -39,7 +39,7 @@ def test_a_process_with_fake_devices_has_threads_and_a_scheduler_or_what_the_use
     assert told.stdout.strip() == f"{wanted['XLA_FLAGS']} {wanted.get('PJRT_NPROC')}".strip()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_ring_of_eight_devices_trains_where_threads_are_more_than_devices(tmp_path):
     """With XLA's own choice of scheduler this ends in an abort: two permutes of a device meet in one place."""
     flags = f"{os.environ['XLA_FLAGS']} --{FAKE_DEVICES}=8"

@@ -149,6 +149,7 @@ def proxy(scheme: str, host: str, port: int) -> Iterator[Server]:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes: the second would wait 40 ms for an answer
     scheme: str
     host: str
     port: int

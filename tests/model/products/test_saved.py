@@ -1,6 +1,7 @@
 """What a backward keeps of a block, read off the jaxpr of the loss's vjp, against sizes written out by hand."""
 
 import contextlib
+import itertools
 import math
 
 import jax
@@ -20,7 +21,7 @@ from scalelab.precision.products import product_precision
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 from tests.plan.small import drawn, static_of
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 S, D, N, K, H, F = 64, 64, 4, 2, 16, 96  # sequence, width, query and key heads, entries of each, hidden units
 MODEL = {"d_model": D, "n_heads": N, "n_kv_heads": K, "d_ff": F, "seq_len": S, "attention": "blockwise"}
@@ -82,8 +83,13 @@ def layer_bytes(layout=None, batch=1, **changes):
     return kept / (2 * rows * S)
 
 
-@pytest.mark.parametrize("precision", one_in(6, WIDTHS))
-@pytest.mark.parametrize("bias", one_in(2, [False, True]))
+@pytest.mark.parametrize(
+    ("bias", "precision"),
+    one_in(
+        12,
+        others_slow(lambda bias, precision: not bias or precision == "fp8", itertools.product((False, True), WIDTHS)),
+    ),
+)
 def test_dots_saves_products_in_the_format_of_activations(precision, bias):
     """The block's input; queries, keys, values, what `o` gives, gate and up. Nothing reads what `down` gives."""
     stream, a = WIDTHS[precision]
@@ -108,15 +114,21 @@ def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
     assert layer_bytes(model=model, model__remat="dots", precision__name="bf16") == 2 * (D + entries)
 
 
-@pytest.mark.parametrize("precision", one_in(2, ["bf16", "fp32"]))
+MESHES = [
+    Layout(fsdp=2), Layout(data=2, tensor=2), Layout(fsdp=2, tensor=2, sequence=True),
+    Layout(data=2, tensor=2, sequence=True, parts=2),
+]  # fmt: skip
+
+
+def one_of_both(sums, layout, precision):
+    """Each way of adding up in one format on every mesh; in both on the first."""
+    return layout == MESHES[0] or (sums == "compute") == (precision == "bf16")
+
+
 @pytest.mark.parametrize(
-    "layout",
-    one_in(8, [
-        Layout(fsdp=2), Layout(data=2, tensor=2), Layout(fsdp=2, tensor=2, sequence=True),
-        Layout(data=2, tensor=2, sequence=True, parts=2),
-    ]),
-)  # fmt: skip
-@pytest.mark.parametrize("sums", one_in(2, ["compute", "float32"]))
+    ("sums", "layout", "precision"),
+    one_in(16, others_slow(one_of_both, itertools.product(("compute", "float32"), MESHES, ("bf16", "fp32")))),
+)
 def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, layout, sums):
     a = WIDTHS[precision][1]
     kept = layer_bytes(layout, batch=6, model__remat="dots", precision__name=precision, parallel__sums=sums)

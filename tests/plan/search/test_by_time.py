@@ -42,11 +42,11 @@ def rank_all_at_once(options, asked, machine, efficiency):
     ("recipe", "hardware", "devices", "gib", "keys"),
     [
         ("llama3_8b", "h100", 16, 70, {}),
-        pytest.param("llama3_8b", "h100", 16, 20, {}, marks=pytest.mark.full),
-        pytest.param("llama3_70b", "a100", 64, 75, {"precision.name": "bf16"}, marks=pytest.mark.full),
-        pytest.param("olmoe_1b_7b", "h100", 16, 20, {}, marks=pytest.mark.full),
+        pytest.param("llama3_8b", "h100", 16, 20, {}, marks=pytest.mark.slow),
+        pytest.param("llama3_70b", "a100", 64, 75, {"precision.name": "bf16"}, marks=pytest.mark.slow),
+        pytest.param("olmoe_1b_7b", "h100", 16, 20, {}, marks=pytest.mark.slow),
         pytest.param("olmoe_1b_7b", "h100", 16, 70, {"parallel.expert_buffer": 1.5}, marks=pytest.mark.full),
-        pytest.param("qwen3_30b_a3b", "b200", 32, 150, {}, marks=pytest.mark.full),
+        pytest.param("qwen3_30b_a3b", "b200", 32, 150, {}, marks=pytest.mark.slow),
         pytest.param("qwen3_30b_a3b", "v5p", 32, 60, {}, marks=pytest.mark.full),
     ],
 )
@@ -62,10 +62,10 @@ def test_options_come_in_the_order_of_all_accounted_for(recipe, hardware, device
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices"),
     [
-        ("llama3_8b", "h100", 64),
+        pytest.param("llama3_8b", "h100", 64, marks=pytest.mark.slow),
         ("llama3_405b", "h100", 512),
-        ("deepseek_v3", "h800", 512),
-        ("olmoe_1b_7b", "v6e", 64),
+        pytest.param("deepseek_v3", "h800", 512, marks=pytest.mark.slow),
+        pytest.param("olmoe_1b_7b", "v6e", 64, marks=pytest.mark.slow),
         ("qwen3_30b_a3b", "h100", 2048),
     ],
 )
@@ -112,9 +112,9 @@ def test_what_lacks_least_is_the_least_of_each_kind(gib):
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices", "keys"),
     [
-        ("llama3_8b", "h100", 16, {"train.accumulate": 4}),
+        pytest.param("llama3_8b", "h100", 16, {"train.accumulate": 4}, marks=pytest.mark.slow),
         ("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}),
-        ("deepseek_v2_lite", "h800", 32, {}),
+        pytest.param("deepseek_v2_lite", "h800", 32, {}, marks=pytest.mark.slow),
         ("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}),
     ],
 )

@@ -23,6 +23,7 @@ from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
+from tests.quick import others_slow
 from tests.train.states import init_state
 
 SIZES = {
@@ -105,23 +106,27 @@ def join(options, changes, layout=None):
 
 
 SETS = draw_sets(44)
+RUN = 5  # of the first six sets, the one that `make test-rest` runs
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(6))
 def test_options_go_with_experts_and_each_other_or_are_refused_by_name(part):
-    """Each set is traced, and the first of each three is run."""
-    for number, options in enumerate(SETS[part::6]):
+    for options in SETS[part::6]:
         changes, static, h = join(options, {})
         try:
             step.eval_shape(static, state_lib.state_shapes(static), draw_tokens(static), h)
         except BadInput as refused:
             assert any(key in str(refused) for key in changes), (changes, refused)
-            continue
-        if not number:
-            state, metrics = take_steps(static, h)
-            assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, changes
-            assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), changes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", others_slow(lambda number: number == RUN, range(6)))
+def test_options_with_experts_and_each_other_take_two_steps(number):
+    changes, static, h = join(SETS[number], {})
+    state, metrics = take_steps(static, h)
+    assert np.isfinite(metrics["train_loss"]) and metrics["skipped"] == 0, changes
+    assert all(np.all(np.isfinite(np.float32(x))) for x in jax.tree.leaves(state.params)), changes
 
 
 # {key of `parallel`: size}, of eight devices.
@@ -185,11 +190,12 @@ def test_nothing_is_sent_within_turns_of_which_devices_take_different_numbers(pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", range(len(LAYOUTS)))
-def test_options_are_lowered_together_for_eight_devices_or_refused_by_name(part):
-    for options in MESH_SETS[part :: len(LAYOUTS)]:
-        changes, static, h = join(options, {"train.global_batch": 16}, Layout(**LAYOUTS[part]))
-        assert "stablehlo" in lower_on_mesh(static, h).as_text(), (changes, LAYOUTS[part])
+@pytest.mark.parametrize("number", others_slow(lambda number: number < len(LAYOUTS), range(len(MESH_SETS))))
+def test_options_are_lowered_together_for_eight_devices_or_refused_by_name(number):
+    """The layouts in turn: each with one set, and the slow ones with another or two."""
+    layout = LAYOUTS[number % len(LAYOUTS)]
+    changes, static, h = join(MESH_SETS[number], {"train.global_batch": 16}, Layout(**layout))
+    assert "stablehlo" in lower_on_mesh(static, h).as_text(), (changes, layout)
 
 
 @pytest.mark.full
