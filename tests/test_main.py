@@ -314,14 +314,14 @@ def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
 EDGES = """
 import resource, sys
 from scalelab.__main__ import guarded
-def leaf(): return sys.flags
+def leaf(a=0, b=0, c=0, d=0, e=0, f=0): return a
 def faults(depth):
     if depth: return faults(depth - 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(1000): leaf()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 def work(argv):
-    print(max(map(faults, range(400))))
+    print(max(map(faults, range(800))))
     return 0
 sys.exit(guarded("x", work, []))
 """
