@@ -67,9 +67,8 @@ def every_size(option):
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices", "most"),
     [
-        ("llama3_8b", "h100", 64, 100),
-        ("olmoe_1b_7b", "h100", 64, 100),
-        ("deepseek_v2_lite", "h800", 32, 50),
+        ("llama3_8b", "h100", 64, 60),
+        ("olmoe_1b_7b", "h100", 64, 60),
         pytest.param("llama3_405b", "h100", 512, 400, marks=pytest.mark.full),
         pytest.param("deepseek_v3", "h800", 512, 400, marks=pytest.mark.full),
         pytest.param("olmoe_1b_7b", "v6e", 64, 400, marks=pytest.mark.full),
@@ -83,7 +82,17 @@ def test_no_option_is_faster_than_its_bound(recipe, hardware, devices, most):
     for option in options[:: max(1, len(options) // most)]:
         for size in every_size(option):
             seconds = by_time.full_step_s(size, machine, efficiency)
-            assert bounds.busy_s(option) <= bounds.least_s(option) <= seconds, size.layout
+            assert max(bounds.busy_s(option), bounds.least_s(option)) <= seconds, size.layout
+
+
+def test_hidden_gradients_of_experts_shorten_the_idle_time_of_a_pipeline():
+    """30B on 2,048 H100 with a sequence a device: a bound that left this out was .06 % too high."""
+    _, machine, options = space("qwen3_30b_a3b", "h100", 2048, 1e6)
+    efficiency, bounds = default_efficiency(machine), by_time._Bounds(machine, default_efficiency(machine))
+    alone = [option for option in options if option.layout.stage == 2 and option.layout.expert >= 32]
+    assert len(alone) > 10
+    for option in alone:
+        assert bounds.least_s(option) <= by_time.full_step_s(option, machine, efficiency), option.layout
 
 
 def test_few_options_are_accounted_for_before_the_first():
