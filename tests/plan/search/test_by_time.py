@@ -125,14 +125,13 @@ def test_what_lacks_least_is_the_least_of_each_kind(gib):
     assert [way.option for way in ways] == list(best.values()) and not any(way.fits for way in ways)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices", "keys"),
     [
         ("llama3_8b", "h100", 16, {"train.accumulate": 4}),
-        ("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}),
-        ("deepseek_v2_lite", "h800", 32, {}),
-        ("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}),
+        pytest.param("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}, marks=pytest.mark.full),
+        pytest.param("deepseek_v2_lite", "h800", 32, {}, marks=pytest.mark.full),
+        pytest.param("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}, marks=pytest.mark.full),
     ],
 )
 def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, keys):
