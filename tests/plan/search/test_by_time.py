@@ -7,6 +7,7 @@ import pytest
 from scalelab import config as configs
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.held import held_bytes
 from scalelab.plan.search import advice, by_time, levers
 from scalelab.plan.search.candidates import list_options, micro_batch_sizes, split_batch, trainer_verdict
 from scalelab.plan.step import operations
@@ -142,6 +143,16 @@ def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, 
         counts = [holdings.least_bytes(option), holdings.held_bytes(option), holdings.untraced_bytes(option)]
         counts.append(by_time.estimate_memory(option, machine).total)
         assert counts == sorted(counts), option.layout
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_no_layout_holds_less_of_experts_than_all_devices_split(accumulate):
+    """What options share is what each of them holds, and no less than their least."""
+    _, machine, options = space("olmoe_1b_7b", "h100", 32, 70, **{"train.accumulate": accumulate})
+    holdings = by_time.Holdings(machine)
+    for option in options[::3]:
+        assert holdings.least_bytes(option) <= holdings.held_bytes(option) == held_bytes(option), option.layout
+    assert any(option.layout.expert > 1 and option.layout.stage > 1 for option in options[::3])
 
 
 def test_where_nothing_fits_nothing_is_traced_or_timed(monkeypatch):
