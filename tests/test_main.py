@@ -311,6 +311,27 @@ def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
     assert capsys.readouterr().err == "a study: [Errno 28] No space left on device: 'runs/x'\n"
 
 
+EDGES = """
+import resource, sys
+from scalelab.__main__ import guarded
+def leaf(a=0, b=0, c=0, d=0, e=0, f=0): return a
+def faults(depth):
+    if depth: return faults(depth - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(1000): leaf()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def work(argv):
+    print(max(map(faults, range(800))))
+    return 0
+sys.exit(guarded("x", work, []))
+"""
+
+
+def test_a_loop_at_any_depth_of_a_command_maps_no_memory_at_each_call():
+    out = subprocess.run([sys.executable, "-c", EDGES], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(out.stdout) < 500
+
+
 STUDIES = {name: study_module(path) for name, path in list_studies().items()}
 
 

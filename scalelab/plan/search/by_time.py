@@ -106,39 +106,53 @@ class _Bounds:
     def __init__(self, machine: Machine, efficiency: Efficiency) -> None:
         self.machine, self.efficiency = machine, efficiency
         self.busy: dict[tuple[str, Layout], float] = {}
-        self.weights: dict[Layout, tuple[float, float]] = {}
+        self.weights: dict[Layout, tuple[float, float, float]] = {}
 
     def busy_s(self, option: Static) -> float:
         """Of products and passes, and of what is sent between the devices that split a block's work."""
         layout, key = option.layout, _busy_key(option)
-        # A micro-batch has a sequence at least: a replica of few of them fills few, and its pipeline idles longer.
-        rows = option.global_batch // layout.batch_parts
-        most = max(layout.microbatches, min(WAVES * layout.stage, rows)) if layout.stage > 1 else 1
-        alike = key[1]
+        rows, alike = option.global_batch // layout.batch_parts, key[1]
         if key not in self.busy:
             whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
             ops = step_operations(whole, self.machine)
             ops = tuple(op for op in ops if op.part != "update" and not op.name.endswith("rounding"))
             moves = tuple(filter(_splits_work, step_transfers(whole)))
-            idle = pipeline_bubble(with_fields(alike, microbatches=most), whole.model.n_layers).over_ideal
-            seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, idle)
+            seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, _least_idle(option))
             self.busy[key] = seconds
         one_size = rows == 1 or (option.accumulate == 1 and layout.stage == 1)  # all sequences at once, as bounded
         return self.busy[key] * (SURE_WITH_EXPERTS if option.model.n_experts and not one_size else SURE)
 
     def least_s(self, option: Static) -> float:
-        """`busy_s` and what of weights and gradients, each sent once, no computing hides."""
+        """`busy_s` and what of weights and gradients, each sent once, no computing hides.
+
+        A pipeline idles as long as a part of the rows sent to experts takes: that part of all along `expert` which
+        nothing hides (`time.py`), so hidden gradients of that axis make it less than `busy_s` says.
+        """
         layout = with_fields(option.layout, microbatches=1)
         if layout not in self.weights:
             whole, at = with_fields(option, layout=layout, accumulate=1, batch_ramp=()), self.efficiency
             share = at.network.expected * at.measured.expected
-            seconds = {True: 0.0, False: 0.0}
+            seconds, by_rows = {True: 0.0, False: 0.0}, 0.0
             for move in step_transfers(whole):
                 if not _splits_work(move):
-                    seconds[move.hidden] += SURE * transfer_s(whole, self.machine, move, share)
-            self.weights[layout] = seconds[False], seconds[True]
-        busy, (waited, hideable) = self.busy_s(option), self.weights[layout]
-        return busy + waited + hideable - min(self.efficiency.overlap.expected * hideable, busy)
+                    seconds[move.hidden] += SURE * (took := transfer_s(whole, self.machine, move, share))
+                    by_rows += took * (move.hidden and move.axis == "expert")
+            self.weights[layout] = seconds[False], seconds[True], by_rows
+        busy, (waited, hideable, by_rows) = self.busy_s(option), self.weights[layout]
+        overlap = self.efficiency.overlap.expected
+        return busy + waited + hideable - min(overlap * hideable, busy) - _least_idle(option) * overlap * by_rows
+
+
+def _least_idle(option: Static) -> float:
+    """Idle ends of an option's pipeline over its busy time, with the most micro-batches it may have; 0 without one.
+
+    A micro-batch has a sequence at least: a replica of few of them fills few, and its pipeline idles longer.
+    """
+    layout = option.layout
+    if layout.stage == 1:
+        return 0.0
+    most = max(layout.microbatches, min(WAVES * layout.stage, option.global_batch // layout.batch_parts))
+    return pipeline_bubble(with_fields(layout, microbatches=most), option.model.n_layers).over_ideal
 
 
 def _busy_key(option: Static) -> tuple[str, Layout]:

@@ -7,8 +7,9 @@ import pytest
 from scalelab import config as configs
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.held import held_bytes
 from scalelab.plan.search import advice, by_time, levers
-from scalelab.plan.search.candidates import list_options, micro_batch_sizes, trainer_verdict
+from scalelab.plan.search.candidates import list_options, micro_batch_sizes, split_batch, trainer_verdict
 from scalelab.plan.step import operations
 from scalelab.plan.step.efficiency import default_efficiency, machine_platform
 from scalelab.plan.step.time import expected_s, step_time
@@ -58,24 +59,41 @@ def test_options_come_in_the_order_of_all_accounted_for(recipe, hardware, device
     assert ranked == rank_all_at_once(options, asked, machine, efficiency) and len(ranked) > 20
 
 
-@pytest.mark.full
+def every_size(option):
+    """The option with every power of two of sequences a device at a time that divides its batch."""
+    sizes = (split_batch(option, 2**k) for k in range(option.global_batch.bit_length()))
+    return {option, *filter(None, sizes)}
+
+
 @pytest.mark.parametrize(
-    ("recipe", "hardware", "devices"),
+    ("recipe", "hardware", "devices", "most"),
     [
-        pytest.param("llama3_8b", "h100", 64, marks=pytest.mark.slow),
-        ("llama3_405b", "h100", 512),
-        pytest.param("deepseek_v3", "h800", 512, marks=pytest.mark.slow),
-        pytest.param("olmoe_1b_7b", "v6e", 64, marks=pytest.mark.slow),
-        ("qwen3_30b_a3b", "h100", 2048),
+        ("llama3_8b", "h100", 64, 60),
+        ("olmoe_1b_7b", "h100", 64, 60),
+        pytest.param("llama3_405b", "h100", 512, 400, marks=pytest.mark.full),
+        pytest.param("deepseek_v3", "h800", 512, 400, marks=pytest.mark.slow),
+        pytest.param("olmoe_1b_7b", "v6e", 64, 400, marks=pytest.mark.slow),
+        pytest.param("qwen3_30b_a3b", "h100", 2048, 400, marks=pytest.mark.full),
     ],
 )
-def test_no_option_is_faster_than_its_bound(recipe, hardware, devices):
+def test_no_option_is_faster_than_its_bound(recipe, hardware, devices, most):
     """With every micro-batch there may be, and every ZeRO stage."""
     _, machine, options = space(recipe, hardware, devices, 1e6)
     efficiency, bounds = default_efficiency(machine), by_time._Bounds(machine, default_efficiency(machine))
-    for option in options[:: max(1, len(options) // 150)]:
-        for size in micro_batch_sizes(option, by_time.estimate_memory(option, machine)):
-            assert bounds.least_s(option) <= by_time.full_step_s(size, machine, efficiency), size.layout
+    for option in options[:: max(1, len(options) // most)]:
+        for size in every_size(option):
+            seconds = by_time.full_step_s(size, machine, efficiency)
+            assert max(bounds.busy_s(option), bounds.least_s(option)) <= seconds, size.layout
+
+
+def test_hidden_gradients_of_experts_shorten_the_idle_time_of_a_pipeline():
+    """30B on 2,048 H100 with a sequence a device: a bound that left this out was .06 % too high."""
+    _, machine, options = space("qwen3_30b_a3b", "h100", 2048, 1e6)
+    efficiency, bounds = default_efficiency(machine), by_time._Bounds(machine, default_efficiency(machine))
+    alone = [option for option in options if option.layout.stage == 2 and option.layout.expert >= 32]
+    assert len(alone) > 10
+    for option in alone:
+        assert bounds.least_s(option) <= by_time.full_step_s(option, machine, efficiency), option.layout
 
 
 def test_few_options_are_accounted_for_before_the_first():
@@ -108,14 +126,13 @@ def test_what_lacks_least_is_the_least_of_each_kind(gib):
     assert [way.option for way in ways] == list(best.values()) and not any(way.fits for way in ways)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("recipe", "hardware", "devices", "keys"),
     [
-        pytest.param("llama3_8b", "h100", 16, {"train.accumulate": 4}, marks=pytest.mark.slow),
-        ("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}),
+        ("llama3_8b", "h100", 16, {"train.accumulate": 4}),
+        pytest.param("llama3_8b", "h100", 64, {"precision.name": "bf16_stochastic"}, marks=pytest.mark.full),
         pytest.param("deepseek_v2_lite", "h800", 32, {}, marks=pytest.mark.slow),
-        ("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}),
+        pytest.param("qwen3_30b_a3b", "v5p", 32, {"parallel.expert_buffer": 1.5}, marks=pytest.mark.full),
     ],
 )
 def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, keys):
@@ -126,6 +143,16 @@ def test_nothing_holds_less_than_what_needs_no_trace(recipe, hardware, devices, 
         counts = [holdings.least_bytes(option), holdings.held_bytes(option), holdings.untraced_bytes(option)]
         counts.append(by_time.estimate_memory(option, machine).total)
         assert counts == sorted(counts), option.layout
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_no_layout_holds_less_of_experts_than_all_devices_split(accumulate):
+    """What options share is what each of them holds, and no less than their least."""
+    _, machine, options = space("olmoe_1b_7b", "h100", 32, 70, **{"train.accumulate": accumulate})
+    holdings = by_time.Holdings(machine)
+    for option in options[::3]:
+        assert holdings.least_bytes(option) <= holdings.held_bytes(option) == held_bytes(option), option.layout
+    assert any(option.layout.expert > 1 and option.layout.stage > 1 for option in options[::3])
 
 
 def test_where_nothing_fits_nothing_is_traced_or_timed(monkeypatch):
