@@ -206,6 +206,7 @@ from scalelab.config import static
 from scalelab.model import transformer
 from scalelab.model.attention.documents import Batch
 from scalelab.parallel import mesh as mesh_lib, rules
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step.update import curvature
 from tests.optim.test_sophia import little
 
@@ -222,7 +223,7 @@ for kind in ("hutchinson", "gauss_newton"):
         mesh = mesh_lib.make_mesh(of.layout)
         with jax.set_mesh(mesh):
             specs = jax.tree.map(lambda s: NamedSharding(mesh, s), rules.parameter_specs(of.model, of.layout))
-            rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+            rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
             found = measured(of)(jax.device_put(params, specs), rows)
         far = lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max())
         apart[f"{kind} {sizes}"] = max(jax.tree.leaves(jax.tree.map(far, found, one)))

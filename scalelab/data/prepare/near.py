@@ -6,7 +6,7 @@ Brown et al. 2020, app. C (13-grams), in memory that does not grow with the corp
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,11 @@ OVERLAP_TOKENS, OVERLAP_BYTES = 13, 50  # of an n-gram: of tokens, and of bytes 
 OVERLAP_SHARE = 0.8  # of a document's n-grams: from here on it stands in the training text
 FEWEST_NGRAMS = 8  # looked for, of a document that is judged
 MOST_NGRAMS = 2**20  # looked for; of a larger validation set a sample by hash
-BLOCK = 2**18  # tokens that are hashed at once
+BLOCK = 2**18  # tokens that are read and hashed at once
 _TABLE_BITS = np.uint64(2**23 - 1)  # a first look that leaves few to search for
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, so that products spread over all bits
+
+Text = tuple[Iterable[np.ndarray], np.ndarray]  # a unit's tokens by pieces [S], and its documents' offsets [D+1]
 
 
 @functools.cache
@@ -113,45 +115,66 @@ def hash_ngrams(ids: np.ndarray, length: int) -> np.ndarray:
 
 
 class Sought(NamedTuple):
-    """N-grams of validation documents: `hashes` [N], ordered, each once; those of the sample have `shift` high zeros.
-
-    `places` [P] and `documents` [P]: which n-gram stands in which document.
-    """
+    """N-grams of validation documents: `hashes` [N], ordered, each once; the sample's have `shift` high zeros."""
 
     length: int
     shift: int
     hashes: np.ndarray
-    places: np.ndarray
-    documents: np.ndarray
 
     def sampled(self, hashes: np.ndarray) -> np.ndarray:
         """Whether each hash is of the sample."""
         return hashes >> np.uint64(64 - self.shift) == 0 if self.shift else np.ones(len(hashes), bool)
 
-    def covered(self, seen: np.ndarray, n_documents: int) -> np.ndarray:
-        """Whether OVERLAP_SHARE of each document's n-grams were `seen` [N]; False for one below FEWEST_NGRAMS."""
-        total = np.bincount(self.documents, minlength=n_documents)
-        found = np.bincount(self.documents, seen[self.places], n_documents)
-        is_covered: np.ndarray = (total >= FEWEST_NGRAMS) & (found >= OVERLAP_SHARE * total)
-        return is_covered
+    def of_documents(
+        self, pieces: Iterable[np.ndarray], offsets: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(hashes [P], documents [P]) of the sample's n-grams in a text, by pieces; none spans two documents."""
+        for place, tokens in windows(pieces, self.length):
+            hashes = hash_ngrams(tokens, self.length)
+            starts = np.flatnonzero(self.sampled(hashes))
+            document = np.searchsorted(offsets, starts + place, "right") - 1
+            within = starts + place + self.length <= offsets[document + 1]
+            yield hashes[starts[within]], document[within]
 
 
-def choose_ngrams(texts: Iterator[tuple[np.ndarray, np.ndarray]], n_tokens: int, is_bytes: bool) -> Sought:
-    """Choose the n-grams to look for of (tokens [S], offsets [D+1]) of validation documents with `n_tokens` in all."""
-    length = OVERLAP_BYTES if is_bytes else OVERLAP_TOKENS
+def windows(pieces: Iterable[np.ndarray], length: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(place, tokens) of a text's pieces, each with the last tokens before it: every n-gram stands in one of them."""
+    before, place = np.zeros(0, np.uint8), 0
+    for piece in pieces:
+        tokens = np.concatenate([before, piece]) if len(before) else piece
+        yield place, tokens
+        before = tokens[max(0, len(tokens) - length + 1) :]
+        place += len(tokens) - len(before)
+
+
+def choose_ngrams(texts: Iterable[Text], n_tokens: int, is_bytes: bool) -> Sought:
+    """Choose the n-grams to look for of validation documents with `n_tokens` in all."""
     shift = max(0, n_tokens - 1).bit_length() - MOST_NGRAMS.bit_length() + 1
-    sought = Sought(length, max(0, shift), *(np.zeros(0, np.int64) for _ in range(3)))
-    hashes, documents, before = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
-    for tokens, offsets in texts:
-        every = hash_ngrams(tokens, length)
-        starts = np.flatnonzero(sought.sampled(every))
-        place = np.searchsorted(offsets, starts, "right") - 1
-        within = starts + length <= offsets[place + 1]
-        hashes.append(every[starts[within]])
-        documents.append(place[within] + before)
-        before += len(offsets) - 1
-    unique, places = np.unique(np.concatenate(hashes), return_inverse=True)
-    return sought._replace(hashes=unique, places=places, documents=np.concatenate(documents))
+    sought = Sought(OVERLAP_BYTES if is_bytes else OVERLAP_TOKENS, max(0, shift), np.zeros(0, np.uint64))
+    chosen, waiting, n_waiting = sought.hashes, [], 0
+    for hashes, _ in (each for text in texts for each in sought.of_documents(*text)):
+        waiting.append(np.unique(hashes))
+        n_waiting += len(waiting[-1])
+        if n_waiting >= BLOCK:
+            chosen, waiting, n_waiting = np.unique(np.concatenate([chosen, *waiting])), [], 0
+    return sought._replace(hashes=np.unique(np.concatenate([chosen, *waiting])))
+
+
+def find_covered(sought: Sought, seen: np.ndarray, texts: Iterable[Text]) -> np.ndarray:
+    """Whether OVERLAP_SHARE of each validation document's n-grams were `seen` [N]; False for one below FEWEST_NGRAMS.
+
+    The documents are read again: which n-gram stands in which would take memory that grows with their tokens.
+    """
+    covered = [np.zeros(0, bool)]
+    for pieces, offsets in texts:
+        n_documents = len(offsets) - 1
+        total, found = np.zeros(n_documents, np.int64), np.zeros(n_documents, np.int64)
+        for hashes, documents in sought.of_documents(pieces, offsets):
+            total += np.bincount(documents, minlength=n_documents)
+            there = seen[np.searchsorted(sought.hashes, hashes)]
+            found += np.bincount(documents[there], minlength=n_documents)
+        covered.append((total >= FEWEST_NGRAMS) & (found >= OVERLAP_SHARE * total))
+    return np.concatenate(covered)
 
 
 def make_table(sought: Sought) -> tuple[Sought, np.ndarray]:
@@ -161,15 +184,14 @@ def make_table(sought: Sought) -> tuple[Sought, np.ndarray]:
     return sought, table
 
 
-def find_ngrams(texts: Sequence[np.ndarray], state: tuple[Sought, np.ndarray]) -> np.ndarray:
-    """Whether each n-gram [N] stands in one of the texts (tokens [S])."""
+def find_ngrams(pieces: Iterable[np.ndarray], state: tuple[Sought, np.ndarray]) -> np.ndarray:
+    """Whether each n-gram [N] stands in the text of these pieces (tokens [S])."""
     sought, table = state
     seen = np.zeros(len(sought.hashes), bool)
-    for tokens in texts:
-        for start in range(0, len(tokens), BLOCK):
-            hashes = hash_ngrams(tokens[start : start + BLOCK + sought.length - 1], sought.length)
-            hashes = hashes[sought.sampled(hashes)]
-            hashes = hashes[table[(hashes & _TABLE_BITS).astype(np.int64)]]
-            places = np.minimum(np.searchsorted(sought.hashes, hashes), len(seen) - 1)
-            seen[places[sought.hashes[places] == hashes]] = True
+    for _, tokens in windows(pieces, sought.length):
+        hashes = hash_ngrams(tokens, sought.length)
+        hashes = hashes[sought.sampled(hashes)]
+        hashes = hashes[table[(hashes & _TABLE_BITS).astype(np.int64)]]
+        places = np.minimum(np.searchsorted(sought.hashes, hashes), len(seen) - 1)
+        seen[places[sought.hashes[places] == hashes]] = True
     return seen

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,20 +165,17 @@ def _find_overlaps(
     stop: Callable[[], bool],
 ) -> np.ndarray:
     """Whether each validation document stands in the training text for the most part; `keep`: what stays of that."""
-    dtype, n_val = job.dtype(load_job_tokenizer(job)), stretches["val"][-1].stop if stretches["val"] else 0
+    dtype = job.dtype(load_job_tokenizer(job))
 
     def size(split: str) -> int:
         places = (job.units / each.unit.name / f"{split}.tokens" for each in stretches[split])
         return sum(place.stat().st_size for place in places) // dtype.itemsize
 
-    texts = (
-        (
-            np.fromfile(job.units / each.unit.name / "val.tokens", dtype),
-            np.fromfile(job.units / each.unit.name / "val.offsets", "<i8"),
-        )
-        for each in stretches["val"]
-    )
-    sought = near.choose_ngrams(texts, size("val"), job.tokenizer["kind"] == "bytes")
+    def held() -> Iterator[near.Text]:
+        for unit in (job.units / each.unit.name for each in stretches["val"]):
+            yield _read_blocks(unit / "val.tokens", dtype), np.fromfile(unit / "val.offsets", "<i8")
+
+    sought = near.choose_ngrams(held(), size("val"), job.tokenizer["kind"] == "bytes")
     seen = np.zeros(len(sought.hashes), bool)
     tasks = [
         (job.units / each.unit.name, dtype, None if keep is None else keep[each.start : each.stop])
@@ -188,16 +185,34 @@ def _find_overlaps(
     if len(seen):
         for _, found in run_tasks(_search_unit, tasks, near.make_table, sought, n_workers, stop):
             seen |= found
-    return sought.covered(seen, n_val)
+    return near.find_covered(sought, seen, held())
 
 
 def _search_unit(task: tuple[pathlib.Path, np.dtype, np.ndarray | None], state: Any) -> np.ndarray:
     """Which n-grams stand in a unit's training text, without the documents that are left out."""
     unit, dtype, keep = task
-    tokens = np.fromfile(unit / "train.tokens", dtype)
+    blocks = _read_blocks(unit / "train.tokens", dtype)
     if keep is not None and not keep.all():
-        tokens = tokens[np.repeat(keep, np.diff(np.fromfile(unit / "train.offsets", "<i8")))]
-    return near.find_ngrams([tokens], state)
+        blocks = _kept_tokens(blocks, np.fromfile(unit / "train.offsets", "<i8"), keep)
+    return near.find_ngrams(blocks, state)
+
+
+def _read_blocks(path: pathlib.Path, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """A unit's tokens, `near.BLOCK` at once: a file that no unit may split is one unit of any size."""
+    with open_file(path) as file:
+        while content := file.read(near.BLOCK * dtype.itemsize):
+            yield np.frombuffer(content, dtype)
+
+
+def _kept_tokens(blocks: Iterable[np.ndarray], offsets: np.ndarray, keep: np.ndarray) -> Iterator[np.ndarray]:
+    """The blocks without the tokens of documents [D] that are not kept; `offsets` [D+1] of all."""
+    start = 0
+    for block in blocks:
+        stop = start + len(block)
+        first, last = np.searchsorted(offsets, start, "right") - 1, np.searchsorted(offsets, stop, "left")
+        lengths = np.diff(np.clip(offsets[first : last + 1], start, stop))
+        yield block[np.repeat(keep[first:last], lengths)]
+        start = stop
 
 
 def _rewrite_units(job: PrepareJob, stretches: Mapping[str, Sequence[Stretch]], keep: Mapping[str, np.ndarray]) -> None:

@@ -178,8 +178,12 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
 
 
 def _commit(state: TrainState) -> TrainState:
-    """Bind a new state's arrays to their device, as those of a checkpoint are: both then run one compiled program."""
-    return jax.tree.map(lambda x: jax.device_put(x, x.sharding), state)
+    """Bind a new state's arrays to their device, as those of a checkpoint are: both then run one compiled program.
+
+    NumPy arrays, which the programs of a mesh and of vmap also join, go to this process's first device.
+    """
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding if isinstance(x, jax.Array) else first), state)
 
 
 def spread_trials(trials: int, devices: int) -> tuple[int, int]:

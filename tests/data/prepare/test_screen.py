@@ -157,11 +157,38 @@ def test_a_sample_of_ngrams_is_looked_for_across_blocks(monkeypatch):
             : 400 - 40 * (number % 2)
         ]
     monkeypatch.setattr(near, "MOST_NGRAMS", 2048)
-    monkeypatch.setattr(near, "BLOCK", 1000)
-    sought = near.choose_ngrams(iter([(val, offsets)]), len(val), False)
+    monkeypatch.setattr(near, "BLOCK", 100)
+    sought = near.choose_ngrams([(np.split(val, [5, 17, 3000]), offsets)], len(val), False)
     assert 500 < len(sought.hashes) < 4096
-    seen = near.find_ngrams([train], near.make_table(sought))
-    assert sought.covered(seen, 20).tolist() == [True] * 10 + [False] * 10
+    seen = near.find_ngrams(np.split(train, range(1000, 60_000, 1000)), near.make_table(sought))
+    covered = near.find_covered(sought, seen, [([val[:2400]], offsets[:7]), ([val[2400:]], offsets[6:] - 2400)])
+    assert covered.tolist() == [True] * 10 + [False] * 10
+
+
+@pytest.mark.parametrize("dedup", ["", "exact"])
+def test_overlaps_are_counted_in_memory_that_does_not_grow_with_units(tmp_path, monkeypatch, dedup):
+    """Megabytes of one repeated n-gram, in units of a megabyte and in one: the table of 8 MiB and some blocks."""
+    import tracemalloc
+
+    texts = [f"{number} " + "scale " * 20_000 for number in range(20)]
+    web = corpora.write(tmp_path / "web.jsonl", corpora.json_lines([*texts, *texts[:2]]))
+    mine = corpora.write(tmp_path / "held.jsonl", corpora.json_lines([f"more {text}" for text in texts]))
+    count, peaks = screen._find_overlaps, []
+
+    def measured(*args):
+        tracemalloc.start()
+        overlapping = count(*args)
+        peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+        tracemalloc.stop()
+        return overlapping
+
+    monkeypatch.setattr(screen, "_find_overlaps", measured)
+    monkeypatch.setattr(screen.near, "BLOCK", 2**14)
+    for unit_bytes in (2**20, 2**23):
+        monkeypatch.setattr(specs, "UNIT_BYTES", (unit_bytes, unit_bytes))
+        parts = prepare(tmp_path / str(unit_bytes), web, val_sources=[mine], dedup=dedup)
+        assert (parts["held"]["overlaps"], parts["web"]["duplicates"]) == (20, 2)
+    assert max(peaks) < 12, peaks
 
 
 def test_near_without_its_library_is_refused_before_any_work(tmp_path, sources, monkeypatch):
