@@ -14,11 +14,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, Stopped, WorkFailed, nearest_hint
 from scalelab.untrusted.text import PlainStream
 
+T = TypeVar("T")
 COMMANDS = {
     "demo": "first result in seconds: fit a scaling law to a table that comes with the package",
     "doctor": "check this machine: versions, devices, one timed matrix product",
@@ -94,16 +95,17 @@ def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]
         return _run_guarded(name, work, argv)
 
 
-def _call_in_one_chunk(work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    return work(argv)
+def call_in_one_chunk(work: Callable[..., T], *args: Any) -> T:
+    """`work(*args)`, and all calls below it, in one chunk of Python's stack."""
+    return work(*args)
 
 
-_call_in_one_chunk.__code__ = _call_in_one_chunk.__code__.replace(co_stacksize=STACK_SLOTS)
+call_in_one_chunk.__code__ = call_in_one_chunk.__code__.replace(co_stacksize=STACK_SLOTS)
 
 
 def _run_guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
-        code = _call_in_one_chunk(work, argv)
+        code = call_in_one_chunk(work, argv)
         sys.stdout.flush()
         return code
     except BadInput as mistake:

@@ -10,8 +10,10 @@ import tempfile
 
 import hypothesis
 import pytest
+from _pytest import runner
 from hypothesis.internal.conjecture import providers
 
+from scalelab.__main__ import call_in_one_chunk
 from tests import bytecode, compiled, contexts, processes
 from tests.budget import (  # noqa: F401 (hooks)
     pytest_runtest_logreport,
@@ -50,6 +52,12 @@ if first_process:
     os.environ["SCALELAB_CACHE"] = os.path.join(folder, "shards")
     # Some hundred commands import the package: all but the first find it compiled (0.25 s of CPU each).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(specname="pytest_runtest_protocol", tryfirst=True)
+def run_in_one_chunk(item, nextitem):
+    """A test as pytest runs it, with a command's one chunk of stack."""
+    return call_in_one_chunk(runner.pytest_runtest_protocol, item, nextitem)
 
 
 def check_descriptor(file):
