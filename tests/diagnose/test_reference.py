@@ -274,7 +274,7 @@ def test_the_command_names_a_fork_and_nothing_without_it(tmp_path, capsys):
     main(["diagnose", str(tmp_path / "sound"), "--live", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert not [v for v in result["verdicts"] if v["cause"].startswith("code")]
-    assert any(line.startswith("code:") for line in result["judged"])
+    assert "the program against a reference" in " ".join(result["lines"]["code"]["judged"])
 
 
 @pytest.mark.full

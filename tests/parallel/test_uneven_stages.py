@@ -28,7 +28,7 @@ from scalelab.experiments.studies.fsdp.rows import loss_and_gradients, worst_lea
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.report.layers import LAYERS
+from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.program import PACKINGS
 from tests.train.step.test_step import setting
 
