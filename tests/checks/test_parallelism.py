@@ -1,9 +1,15 @@
 """When a table of layouts passes: rounding in bf16 is judged by its distance from fp32."""
 
+import functools
+
+import jax
 import pytest
 
 from checks.numerics.parallelism.__main__ import is_within_tolerance
 from checks.numerics.parallelism.experts import merge_rows
+from checks.numerics.parallelism.layouts import expert_variants
+from scalelab.config import Layout
+from scalelab.experiments.studies.fsdp import rows as layout_rows
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,13 @@ def test_new_rows_of_experts_take_the_place_of_theirs_and_the_others_stay():
     assert [(row["layout"], row["skewed"], row["date"]) for row in merged] == [
         ("expert", False, "old"), ("expert", True, "new"), ("expert+data", True, "new"),
     ]  # fmt: skip
+
+
+def test_skewed_experts_keep_the_shapes_of_the_drawn_ones():
+    """Traced alone, with no axis promoted in silence; the rows themselves are compared by slow tests."""
+    for variant in expert_variants():
+        static, h = layout_rows.build_static(variant, Layout(), "fp32")
+        traced = [
+            jax.eval_shape(functools.partial(layout_rows.draw_weights, static, skewed=s), h) for s in (True, False)
+        ]
+        assert jax.tree.map(lambda x: x.shape, traced[0]) == jax.tree.map(lambda x: x.shape, traced[1])

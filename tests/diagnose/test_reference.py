@@ -16,6 +16,7 @@ import pytest
 
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
+from scalelab.diagnose.checks.code import reference as reference_check
 from scalelab.diagnose.checks.code.live import check_model
 from scalelab.diagnose.checks.code.reference import check_reference
 from scalelab.diagnose.checks.leaves import live as leaves_live
@@ -278,7 +279,7 @@ def test_the_command_names_a_fork_and_nothing_without_it(tmp_path, capsys):
     main(["diagnose", str(tmp_path / "sound"), "--live", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert not [v for v in result["verdicts"] if v["cause"].startswith("code")]
-    assert any(line.startswith("code:") for line in result["judged"])
+    assert reference_check.ASKED in result["lines"]["code"]["judged"]
 
 
 @pytest.mark.full

@@ -48,7 +48,7 @@ def test_a_missing_workdir_is_one_line(capsys):
 
 @pytest.mark.slow
 def test_a_short_study_runs_to_its_table(tmp_path, capsys):
-    short = ["--config.train.steps=20", "--config.eval.every_steps=20", "--config.eval.batches=1"]
+    short = ["--config.train.steps=120", "--config.eval.every_steps=120", "--config.eval.batches=1"]  # 100 warm up
     assert spike.main(["--quick", f"--workdir={tmp_path}", "--json", *short]) == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["arms"]) == 4 and (tmp_path / "spike.png").exists()

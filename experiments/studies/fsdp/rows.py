@@ -78,8 +78,9 @@ def draw_weights(static: Static, h: Hparams, skewed: bool) -> tuple[Any, Any]:
     def skew(path: Any, w: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name.endswith("experts.router.w"):
-            return w * jnp.linspace(4.0, 0.25, w.shape[-1])
-        return w + jnp.linspace(1.0, 0.0, w.shape[-1]) if name.endswith("experts.bias.v") else w
+            return w * jnp.broadcast_to(jnp.linspace(4.0, 0.25, w.shape[-1]), w.shape)
+        is_bias = name.endswith("experts.bias.v")
+        return w + jnp.broadcast_to(jnp.linspace(1.0, 0.0, w.shape[-1]), w.shape) if is_bias else w
 
     skewed_params, skewed_variables = (jax.tree_util.tree_map_with_path(skew, tree) for tree in (params, variables))
     return skewed_params, skewed_variables
