@@ -355,13 +355,16 @@ def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
 
 @pytest.mark.slow
 def test_no_digits_of_what_is_not_identified(capsys):
-    """Muennighoff et al. 2023: R_D* = 15.39 from these 182 runs, which hardly bound it (issue 3)."""
+    """Muennighoff et al. 2023: R_D* = 15.39 from these 182 runs, which hardly bound it.
+
+    By the runs' scatter alone it had a lower end; an interval that holds the law's misfit as well has none.
+    """
     fixed = "E=1.8691442,A=520.8256,B=1487.6733,alpha=0.3526596,beta=0.3526596"
     command = ["--law=data_constrained", "--columns=N=params,D=tokens_total,U=tokens_unique", f"--hold={fixed}"]
     assert main(["fit", str(table_path("datablations/runs_182_fit_set.csv")), *command, "--bootstrap=0"]) == 0
     output = capsys.readouterr().out
     (line,) = [line for line in output.splitlines() if line.startswith("R_D_star")]
-    assert line.split()[1] == "-" and "not identified: " in line and "or more" in line
+    assert line.split()[1] == "-" and "not identified: anything" in line
     assert "WARNING: R_D_star is not identified" in output
 
 
