@@ -214,7 +214,8 @@ def expert_lines(result: dict[str, Any]) -> list[str]:
         f"{result['mean_absolute']:.1%}, {result['in_range']} in range. Fitted were a TPU's grouped products and its "
         "gathers, on the rows of v7, and the seconds that a host takes a block in Megatron-Bridge, on Qwen3 30B with "
         f"B200, and with an overlapped exchange on Qwen3 235B of 25.11. {held}, {result['held_in_range']} in range. "
-        f"Of release 26.06, whose {result['last_rows']} rows were planned after all terms were chosen: "
+        f"Of release 26.06, whose {result['last_rows']} rows came after each number was chosen and before the last "
+        f"three terms, which have none: "
         f"{result['last_mean_absolute']:.1%}, {result['last_in_range']} in range.",
         "",
         *([*terms.describe_terms(result["terms"]), ""] if "terms" in result else []),

@@ -6,7 +6,7 @@ multi-token prediction, which are planned as one more block. Ironwood's rows are
 What a row's recipe switched on, and what that costs, stands in recipes.py. Two numbers were fitted here, on the eight
 rows of Ironwood: the smallest side at which a TPU's grouped product has half its share, and what its gathers of rows
 take in passes over memory; and two of hosts, on three rows of B200. No GPU's share was. HELD rows had no part in that,
-but all but those of 26.06 were planned before the last of these terms was chosen.
+but all were planned before the last three terms, which have no number, and all but those of 26.06 before the others.
 """
 
 import dataclasses

@@ -22,8 +22,8 @@ class SystemTraits:
     pipeline_recomputes: bool = True
     # parallel/stage.py: with 1f1b activations travel while a stage computes; or without rounds it waits for them
     waits_for_stages: bool = False
-    # no multi-token prediction; or its block is the last of the layers, with a head of its own, and the last stage has
-    # another block less than ours
+    # no multi-token prediction; or the last layer is its block, with a head of its own, and the last stage has a layer
+    # less than ours would
     second_head: bool = False
     # model/products/product.py: in a stage, parts of a product's output that devices of `tensor` add up are fp32
     summed_bytes: int = 4

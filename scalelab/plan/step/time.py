@@ -226,9 +226,14 @@ def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, fl
     return {part: (by_flops, by_bytes) for part, (by_flops, by_bytes) in seconds.items()}
 
 
-def _compute_seconds(static: Static, machine: Machine, seconds: Mapping[str, Bound], last: int) -> tuple[Bound, Bound]:
-    """(by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update: from each part's."""
-    share = last / fullest_device_share(static).layers
+def _compute_seconds(
+    static: Static, machine: Machine, seconds: Mapping[str, Bound], at_end: int
+) -> tuple[Bound, Bound]:
+    """(by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update.
+
+    `seconds`: by part; `at_end`: layers of the stage with the head.
+    """
+    share = at_end / fullest_device_share(static).layers
     with_head = tuple(seconds["block"][i] * share + seconds["head"][i] for i in (0, 1))
     slowest = max(seconds["block"], with_head, key=sum)
     return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1] + moments_s(static, machine))

@@ -398,7 +398,7 @@ def test_sums_hide_behind_what_the_schedule_still_computes(schedule, stages, mic
 
 
 def test_a_second_head_is_work_of_the_last_stage():
-    """Of 16 layers in 4 stages: three blocks, and both heads, beside four blocks elsewhere; or all, on one device."""
+    """Of 16 layers in 4 stages: three blocks and both heads, beside four blocks elsewhere."""
     of = published.build_static("llama", 16, 512, 8, 64, 1024, 4096, stage=4, microbatches=16)
     with_two = dataclasses.replace(MEGATRON_TRAITS, second_head=True)
     assert last_layers(of, MEGATRON_TRAITS) == 4 and last_layers(of, with_two) == 3
