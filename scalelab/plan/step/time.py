@@ -229,7 +229,7 @@ def _part_seconds(machine: Machine, ops: tuple[Operation, ...], at: dict[str, fl
 def _compute_seconds(
     static: Static, machine: Machine, seconds: Mapping[str, Bound], at_end: int
 ) -> tuple[Bound, Bound]:
-    """(by FLOPs, by memory) of the stage that takes longest, of which the last has `at_end` layers, and of the update."""
+    """(by FLOPs, by memory) of the stage that takes longest (the last has `at_end` layers), and of the update."""
     share = at_end / fullest_device_share(static).layers
     with_head = tuple(seconds["block"][i] * share + seconds["head"][i] for i in (0, 1))
     slowest = max(seconds["block"], with_head, key=sum)
