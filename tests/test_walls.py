@@ -177,7 +177,8 @@ def loaded_at_the_top(tree):
 @by_folder(SOURCES)
 def test_no_file_loads_scipy_stats_at_its_top(paths):
     """It takes 0.5 CPU s of each process; scipy.special has its quantiles and tails (tests/test_distributions.py)."""
-    assert not [relative(path) for path in paths if "scipy.stats" in loaded_at_the_top(parse(path))]
+    named = [path for path in paths if "scipy" in path.read_text()]
+    assert not [relative(path) for path in named if "scipy.stats" in loaded_at_the_top(parse(path))]
 
 
 def test_a_file_loads_what_stands_outside_its_functions():
@@ -290,13 +291,14 @@ def test_only_commands_speak_to_the_terminal(paths):
     for path in paths:
         assert not packages(path) & {"absl", "torch", "tensorflow", "pandas"}, relative(path)
         if room(path) not in ("cli", "commands", "__main__"):
-            assert "print" not in calls(parse(path)), relative(path)
-            assert "sys.argv" not in path.read_text(), relative(path)
+            text = path.read_text()
+            assert "print" not in text or "print" not in calls(parse(path)), relative(path)
+            assert "sys.argv" not in text, relative(path)
 
 
 def can_fail(function, helpers):
     """Whether a test, or a helper in its module, asserts, expects an exception or calls an assert_… function."""
-    if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
+    if any(isinstance(node, ast.Assert) for node in walk_statements(function)):
         return True
     called = calls(function)
     if any(name in ("raises", "warns", "fail") or name.startswith("assert_") for name in called):

@@ -50,6 +50,7 @@ def rng():
     return np.random.default_rng(4)
 
 
+@pytest.mark.full
 def test_an_ordinary_run_has_no_cause_on_fifty_draws():
     found = [
         causes(loss := healthy(r := np.random.default_rng(seed)), loss + r.normal(0.05, 0.01, 400))

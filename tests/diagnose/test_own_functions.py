@@ -66,6 +66,7 @@ def test_a_decay_on_top_of_the_declared_one_is_measured():
     assert not judged("decays_too", weight_decay=0.0)[1]  # its own alone, and not strong
 
 
+@pytest.mark.full
 def test_a_decay_that_is_divided_by_its_own_root_is_told_from_noise():
     """Its step without gradients is the sign of each weight."""
     probes, (verdict,) = judged("coupled", weight_decay=0.0)

@@ -50,6 +50,7 @@ def test_without_padding_at_all_it_is_the_same():
     assert score_rows(model, [row], 0)[0].nats == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_file_is_scored_from_the_separator_on(tmp_path):
     model = loaded()
     item = {"context": "x = f(", "choices": [")\n", "é]"], "answer": 1}

@@ -43,11 +43,12 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
-@pytest.mark.parametrize("documents", ["cross", pytest.param("mask", marks=pytest.mark.full)])
+@pytest.mark.parametrize("documents", ["cross", "mask"])
 @pytest.mark.parametrize(
     "options",
     [SamplingOptions(temperature=0.0), pytest.param(SamplingOptions(seed=3, top_k=20), marks=pytest.mark.full)],
 )
+@pytest.mark.full
 def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone(documents, options):
     """Greedily and drawn; where documents are masked, too, and where the padding is as long as a text."""
     model, prompts = loaded(), ["for i in", "x", "def f(a, b):"]
@@ -73,6 +74,7 @@ def test_the_seed_decides_and_neither_count_nor_length_matter():
     assert draw_samples(model, BYTES, PROMPT, 15, 5, SamplingOptions(seed=4)) != five
 
 
+@pytest.mark.full
 def test_it_stops_at_the_separator_which_is_no_text_but_costs():
     model = loaded()
     result = draw_samples(model, BYTES, "", 31, 64, SamplingOptions(temperature=3.0))

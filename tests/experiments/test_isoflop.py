@@ -273,6 +273,7 @@ def test_faults_of_options_and_of_runs_stand_in_one_line_and_the_grid_that_works
     assert max(study.grid) <= 5e12 and len(grid_check.make_runs(study)[0]) >= 9
 
 
+@pytest.mark.full
 def test_a_dry_run_plans_the_study_and_leaves_no_file(tmp_path, capsys):
     assert (
         isoflop.main(

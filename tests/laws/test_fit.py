@@ -62,6 +62,7 @@ def test_the_fit_is_that_of_its_parts():
     assert laws.fit(NOISY | {"C": 7 * NOISY["N"] * NOISY["D"]}, bootstrap=0, identify=False).k == pytest.approx(7)
 
 
+@pytest.mark.full
 def test_another_law_and_another_objective():
     C = np.geomspace(1e17, 1e22, 12)
     loss = 1.5 + 1500 / C**0.155

@@ -61,6 +61,7 @@ def test_logits_are_those_of_the_training_forward(name, separator):
 UNEQUAL = {"n_layers": 3, "window": 3, "global_every": 2, "nope_every": 3}  # each layer has flags of its own
 
 
+@pytest.mark.full
 def test_a_list_of_layers_gives_the_logits_of_the_stack():
     """Each layer with its own parameters, cache and flags; sampling on CPU decodes so."""
     of = shape(**UNEQUAL)

@@ -246,6 +246,7 @@ def test_a_shorter_sequence_than_declared_is_a_prefix():
     np.testing.assert_allclose(logits(of, params, batch[:, :5]), logits(of, params, batch)[:, :5], atol=1e-4)
 
 
+@pytest.mark.full
 def test_one_trace_of_the_model_declares_it_and_draws_it_in_every_program():
     """What is drawn are flax's own bits, under float64 and by another kind of key too."""
     of = shape("chinchilla", **SMALL, n_layers=3)

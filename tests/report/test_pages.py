@@ -300,6 +300,7 @@ def test_a_run_in_any_state_has_a_page(tmp_path, status, message):
     assert "params.kaplan" in text and "optim.peak_lr" in text
 
 
+@pytest.mark.full
 def test_a_run_that_is_done_after_alarms_says_so_at_its_head(tmp_path):
     synthetic.write_run(tmp_path, status="done", lines=20)
     events = tmp_path / "events.jsonl"

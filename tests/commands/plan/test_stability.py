@@ -59,6 +59,7 @@ def test_the_verdict_comes_first_and_another_width_needs_no_run(planted, tmp_pat
     assert set(planted) == begun
 
 
+@pytest.mark.full
 def test_a_peak_lr_beyond_the_forecast_is_said_to_be_above(planted, tmp_path, capsys):
     assert main([*PLAN, "--config.optim.peak_lr=30", f"--workdir={tmp_path / 'high'}"]) == 0  # the search goes down
     assert re.search(r"your peak_lr=30 is \S+ times above$", capsys.readouterr().out.splitlines()[0])

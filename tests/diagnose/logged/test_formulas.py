@@ -37,6 +37,7 @@ def test_a_formula_is_the_trained_schedule_at_each_step(name):
     assert np.ptp(right) > 0 and formulas.compute_rates(values | {"schedule.name": "power"}, steps) is None
 
 
+@pytest.mark.full
 def test_a_step_that_asks_its_schedule_once_an_epoch_is_named_though_its_program_agrees(tmp_path, capsys, monkeypatch):
     """The program that would be asked has the slip as well: stairs of 8 steps."""
     usual = schedules.schedule_curves

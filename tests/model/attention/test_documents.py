@@ -102,7 +102,8 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position,
     assert (gradient[own & predicted[:, None]] > 0).all() and (gradient[~predicted] == 0).all()
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(16, CASES))
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
+@pytest.mark.full
 def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
     actual, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)

@@ -99,7 +99,8 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), one_in(9, SCHEDULES))
+@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), SCHEDULES)
+@pytest.mark.full
 def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatches, rounds, slots, remat):
     """Activations are exact: what the traced step hands from tick to tick in bf16, split over devices as it lies."""
     layout = Layout(

@@ -171,6 +171,7 @@ def test_policies_that_store_otherwise_share_a_trace():
 
 
 @pytest.mark.parametrize(("recipe", "hardware"), [("olmoe_1b_7b", "h100"), ("llama3_8b", "v5p")])
+@pytest.mark.full
 def test_layouts_that_share_their_passes_have_equal_operations(recipe, hardware):
     """And so the same seconds as without sharing: to the last bit, as times are printed."""
     _, machine, options = space(recipe, hardware, 32, 70)

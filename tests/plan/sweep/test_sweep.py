@@ -133,6 +133,7 @@ def grid_of(law, budgets, sizes=5):
     return {"N": N, "D": C / (6 * N), "C": C}
 
 
+@pytest.mark.full
 def test_the_forecast_is_what_simulated_studies_show():
     """The scatter of fitted values over studies of normal noise, and the width of a study's own intervals."""
     noise, at = 0.004, 1e13

@@ -46,6 +46,7 @@ def test_the_widest_twin_that_the_budget_allows(name, budget):
     assert twin.model.n_layers == (4 if name == "mup" else round(4 * twin.model.d_model / 128))
 
 
+@pytest.mark.full
 def test_horizon_warm_up_and_other_choices_are_proportionate():
     of = recipe(schedule__name="wsd", optim__beta2=0.98)
     twin = proxy.plan_proxy(of, 2e13, 6).twin

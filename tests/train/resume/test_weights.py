@@ -112,6 +112,7 @@ def test_weights_of_any_step_come_alone_and_are_the_runs(tmp_path, source):
     assert all(isinstance(leaf, np.ndarray) and leaf.dtype == np.float32 for leaf in jax.tree.leaves(last.params))
 
 
+@pytest.mark.full
 def test_a_trial_of_a_sweep_gives_its_own_weights(tmp_path):
     trials = {name: config(train__seed=seed) for seed, name in enumerate("ab")}
     run_sweep(tmp_path / "sweep", trials)

@@ -76,6 +76,7 @@ def test_a_command_is_trusted_as_a_whole(monkeypatch):
     assert user_code.is_trusted("own:fn")
 
 
+@pytest.mark.full
 def test_a_command_that_fails_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     (tmp_path / "fails.py").write_text("raise SystemExit('no such channel')")
     run = tmp_path / "run"
