@@ -25,15 +25,13 @@ from scalelab.plan.step.device_share import pipeline_bubble
 from scalelab.plan.step.efficiency import Efficiency, machine_platform
 from scalelab.plan.step.operations import step_operations
 from scalelab.plan.step.time import expected_of, expected_s, transfer_s
-from scalelab.plan.step.traffic import Transfer, step_transfers
+from scalelab.plan.step.traffic import step_transfers
 from scalelab.sharding import Capability
 
 TWICE = 50  # of the fastest options: those that are timed with either way to multiply experts
 # Of what is taken for a bound. Experts' rows are rounded to blocks, so a larger micro-batch may lose a little.
 SURE, SURE_WITH_EXPERTS = 1 - 1e-9, 0.95
 TIGHT = 0.5  # of a device's memory: options that hold more are counted closely before they are timed
-# Axes that split a block's work, and sums over them that depend on how weights are split.
-SPLITTING, SUMMED = ("tensor", "context", "expert"), ("gradients", "gradients of gains", "gradients of experts")
 Ranked = tuple[float, tuple[float, ...], Static]  # seconds, place among all options, option
 
 
@@ -106,7 +104,7 @@ class _Bounds:
     def __init__(self, machine: Machine, efficiency: Efficiency) -> None:
         self.machine, self.efficiency = machine, efficiency
         self.busy: dict[tuple[str, Layout], float] = {}
-        self.weights: dict[Layout, tuple[float, float, float]] = {}
+        self.weights: dict[Layout, tuple[float, float]] = {}
 
     def busy_s(self, option: Static) -> float:
         """Of products and passes, and of what is sent between the devices that split a block's work."""
@@ -116,31 +114,25 @@ class _Bounds:
             whole = with_fields(option, layout=alike, accumulate=1, batch_ramp=())
             ops = step_operations(whole, self.machine)
             ops = tuple(op for op in ops if op.part != "update" and not op.name.endswith("rounding"))
-            moves = tuple(filter(_splits_work, step_transfers(whole)))
+            moves = tuple(move for move in step_transfers(whole) if move.splits_work)
             seconds = expected_of(whole, self.machine, self.efficiency, ops, moves, _least_idle(option))
             self.busy[key] = seconds
         one_size = rows == 1 or (option.accumulate == 1 and layout.stage == 1)  # all sequences at once, as bounded
         return self.busy[key] * (SURE_WITH_EXPERTS if option.model.n_experts and not one_size else SURE)
 
     def least_s(self, option: Static) -> float:
-        """`busy_s` and what of weights and gradients, each sent once, no computing hides.
-
-        A pipeline idles as long as a part of the rows sent to experts takes: that part of all along `expert` which
-        nothing hides (`time.py`), so hidden gradients of that axis make it less than `busy_s` says.
-        """
+        """`busy_s` and what of weights and gradients, each sent once, no computing hides."""
         layout = with_fields(option.layout, microbatches=1)
         if layout not in self.weights:
             whole, at = with_fields(option, layout=layout, accumulate=1, batch_ramp=()), self.efficiency
             share = at.network.expected * at.measured.expected
-            seconds, by_rows = {True: 0.0, False: 0.0}, 0.0
+            seconds = {True: 0.0, False: 0.0}
             for move in step_transfers(whole):
-                if not _splits_work(move):
-                    seconds[move.hidden] += SURE * (took := transfer_s(whole, self.machine, move, share))
-                    by_rows += took * (move.hidden and move.axis == "expert")
-            self.weights[layout] = seconds[False], seconds[True], by_rows
-        busy, (waited, hideable, by_rows) = self.busy_s(option), self.weights[layout]
-        overlap = self.efficiency.overlap.expected
-        return busy + waited + hideable - min(overlap * hideable, busy) - _least_idle(option) * overlap * by_rows
+                if not move.splits_work:
+                    seconds[move.hidden] += SURE * transfer_s(whole, self.machine, move, share)
+            self.weights[layout] = seconds[False], seconds[True]
+        busy, (waited, hideable) = self.busy_s(option), self.weights[layout]
+        return busy + waited + hideable - min(self.efficiency.overlap.expected * hideable, busy)
 
 
 def _least_idle(option: Static) -> float:
@@ -159,10 +151,6 @@ def _busy_key(option: Static) -> tuple[str, Layout]:
     """What `_Bounds.busy_s` depends on among the options of one search."""
     layout = option.layout
     return option.model.remat, with_fields(layout, data=layout.data * layout.fsdp, fsdp=1, zero=3, microbatches=1)
-
-
-def _splits_work(move: Transfer) -> bool:
-    return move.axis in SPLITTING and move.what not in SUMMED
 
 
 @functools.cache

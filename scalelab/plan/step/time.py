@@ -23,7 +23,6 @@ from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
 from scalelab.plan.step.update import moments_s, update_operations
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import EXPERT_AXIS
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured", "experts")  # of an `Efficiency`
@@ -168,13 +167,13 @@ def _step_parts(
         (move, transfer_s(static, machine, move, at["network"] * (at["experts"] if move.sends_rows else 1.0)))
         for move in work.moves
     ]
-    axes, exposed = _exposed_seconds(static, durations, at["overlap"], compute + hbm)
-    # Before or after the ticks all stages exchange at once what uneven ones lay out.
-    sends = exposed["stage"] - sum(took for move, took in durations if (move.axis, move.kind) == BETWEEN_STEPS)
-    rows = sum(took for move, took in durations if move.sends_rows)
-    rows *= exposed[EXPERT_AXIS] / axes[EXPERT_AXIS] if rows else 0.0
-    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends + rows
-    bubble_s = work.lost * ticking
+    waited = _exposed_seconds(static, durations, at["overlap"], compute + hbm)
+    axes, exposed = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
+    for (move, took), left in zip(durations, waited, strict=True):
+        axes[move.axis] += took
+        exposed[move.axis] += left
+    in_ticks = sum(left for (move, _), left in zip(durations, waited, strict=True) if _is_in_ticks(move))
+    bubble_s = work.lost * (compute + hbm + in_ticks)
     return {
         "compute_s": compute + update[0],
         "hbm_s": hbm + update[1],
@@ -185,21 +184,23 @@ def _step_parts(
     }
 
 
+def _is_in_ticks(move: Transfer) -> bool:
+    """Whether each tick of a pipeline waits for it, so that idle stages wait as long."""
+    # Before or after the ticks all stages exchange at once what uneven ones lay out.
+    return move.splits_work or (move.axis == "stage" and (move.axis, move.kind) != BETWEEN_STEPS)
+
+
 def _exposed_seconds(
     static: Static, durations: list[tuple[Transfer, float]], overlap: float, busy: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    """(seconds of transfers, those of them that no computing hides) by axis; computing takes `busy` seconds."""
+) -> list[float]:
+    """The seconds of each transfer that no computing hides; computing takes `busy` seconds."""
     shares = [hiding_share(static, move.times) if move.hidden else 0.0 for move, _ in durations]
     left, free = {0.0: 1.0}, busy
     for share in sorted(set(shares) - {0.0}):  # who has least to hide behind comes first
         took = sum(seconds for (_, seconds), of in zip(durations, shares, strict=True) if of == share)
         hidden = min(overlap * took, share * busy, free)
         left[share], free = (1 - hidden / took if took else 1.0), free - hidden
-    axes, exposed = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
-    for (move, seconds), share in zip(durations, shares, strict=True):
-        axes[move.axis] += seconds
-        exposed[move.axis] += left[share] * seconds
-    return axes, exposed
+    return [left[share] * seconds for (_, seconds), share in zip(durations, shares, strict=True)]
 
 
 def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:

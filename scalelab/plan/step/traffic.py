@@ -26,6 +26,8 @@ from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import EXPERT_AXIS
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32
+SPLITTING = ("tensor", "context", "expert")  # axes whose devices share the work of a sequence
+SUMMED = ("gradients", "gradients of gains", "gradients of experts")  # of weights, along any axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Transfer:
     def sends_rows(self) -> bool:
         """Whether it is an exchange of experts' rows: all-to-all along `expert`."""
         return self.axis == EXPERT_AXIS and self.kind == "all-to-all"
+
+    @property
+    def splits_work(self) -> bool:
+        """Whether it belongs to the work on a sequence that devices share, micro-batch by micro-batch."""
+        return self.axis in SPLITTING and self.what not in SUMMED
 
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
