@@ -18,9 +18,10 @@ from checks.speed.step_times.rows import PublishedStep
 from scalelab.plan.step import operations
 from scalelab.plan.step.device_share import Operation
 from scalelab.plan.step.efficiency import GPU_EFFICIENCY, Curve, Efficiency, machine_platform
+from scalelab.plan.step.links import Transfer
 from scalelab.plan.step.systems import EAGER_PASSES, OUR_PASSES
 from scalelab.plan.step.time import expected_of
-from scalelab.plan.step.traffic import Transfer, step_transfers
+from scalelab.plan.step.traffic import step_transfers
 
 # parameter: (prior, its width in logs). Shares are of .6 in products and .5 in attention. cuDNN's length is that of
 # Shah et al. 2024 (figures 5 and 6): few rows differ in it.

@@ -1,19 +1,56 @@
-"""Which links an axis of the mesh runs along, and what collectives cost on them.
+"""What a collective moves, which links an axis of the mesh runs along, and what it costs on them.
 
 Devices are numbered with `tensor` innermost and `stage` outermost (parallel/mesh.py): an axis's neighbours are as far
 apart as the axes inside it are large. Within a node all links are the fast ones; an axis that leaves it takes the
 network, and as many of the node's network ports as the axis has devices there.
 """
 
+import dataclasses
 import math
 
 from scalelab.config import Layout
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
+from scalelab.sharding import EXPERT_AXIS
 
 HOP_S = 1e-6  # a message's least time to the next chip (Scaling Book, part 3: "typically around 1us")
 INSIDE = {axis: MESH_AXES[i + 1 :] for i, axis in enumerate(MESH_AXES)}  # the axes inside of each
 SWITCHED = 1  # `Chip.links` of a GPU: one port to a switch that joins all of a node
+SPLITTING = ("tensor", "context", "expert")  # axes whose devices share the work of a sequence
+SUMMED = ("gradients", "gradients of gains", "gradients of experts")  # of weights, along any axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A collective along `axis`: `whole_bytes` of the array once gathered (or before it is scattered), `times` a step.
+
+    `hidden`: computing that doesn't wait for it can go on meanwhile. `once_a_node`: of an exchange of experts' rows,
+    whether a token crosses the network once for each node that it goes to (`expert_rows.split_by_domain`).
+    """
+
+    axis: str
+    kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | send
+    whole_bytes: float
+    times: float
+    hidden: bool
+    what: str
+    once_a_node: bool = False
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether it is an exchange of experts' rows: all-to-all along `expert`."""
+        return self.axis == EXPERT_AXIS and self.kind == "all-to-all"
+
+    @property
+    def splits_work(self) -> bool:
+        """Whether it belongs to the work on a sequence that devices share, micro-batch by micro-batch."""
+        return self.axis in SPLITTING and self.what not in SUMMED
+
+    @property
+    def in_ticks(self) -> bool:
+        """Whether each tick of a pipeline waits for it, so that idle stages wait as long."""
+        # Before or after the ticks all stages exchange at once what uneven ones lay out.
+        return self.splits_work or (self.axis == "stage" and self.kind != "all-to-all")
 
 
 def axis_stride(layout: Layout, axis: str) -> int:

@@ -20,7 +20,7 @@ from scalelab.plan.step import expert_rows, links, operations
 from scalelab.plan.step.device_share import Operation, fullest_device_share, hiding_share, last_layers, pipeline_bubble
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform, peak_of_unit
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
-from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
+from scalelab.plan.step.traffic import recompute_policy, step_transfers
 from scalelab.plan.step.update import moments_s, update_operations
 from scalelab.precision.policy import POLICIES
 
@@ -30,7 +30,6 @@ LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz
 # Of a turn of a loop on a GPU, whose host reads before it whether there is one (jax issue 2491): 81.6 s for ten million
 # of a small scan (QuantEcon/lecture-python-programming, issue 440).
 TURN_S = 8.2e-6
-BETWEEN_STEPS = ("stage", "all-to-all")  # axis and kind
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 
@@ -38,7 +37,7 @@ class Work(NamedTuple):
     """What a step does; `lost`: idle ends of its pipeline over its busy time; `last_layers`: of the last stage."""
 
     ops: tuple[Operation, ...]
-    moves: tuple[Transfer, ...]
+    moves: tuple[links.Transfer, ...]
     lost: float
     last_layers: int
 
@@ -121,7 +120,7 @@ def expected_of(
     machine: Machine,
     efficiency: Efficiency,
     ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...],
+    moves: tuple[links.Transfer, ...],
     idle: float | None = None,
 ) -> float:
     """`expected_s` of these operations and transfers. `idle`: the pipeline's, over its busy time, if not the step's."""
@@ -168,12 +167,12 @@ def _step_parts(
         for move in work.moves
     ]
     waited = _exposed_seconds(static, durations, at["overlap"], compute + hbm)
-    axes, exposed = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
+    axes, exposed, ticking = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0), compute + hbm
     for (move, took), left in zip(durations, waited, strict=True):
         axes[move.axis] += took
         exposed[move.axis] += left
-    in_ticks = sum(left for (move, _), left in zip(durations, waited, strict=True) if _is_in_ticks(move))
-    bubble_s = work.lost * (compute + hbm + in_ticks)
+        ticking += left * move.in_ticks
+    bubble_s = work.lost * ticking
     return {
         "compute_s": compute + update[0],
         "hbm_s": hbm + update[1],
@@ -184,14 +183,8 @@ def _step_parts(
     }
 
 
-def _is_in_ticks(move: Transfer) -> bool:
-    """Whether each tick of a pipeline waits for it, so that idle stages wait as long."""
-    # Before or after the ticks all stages exchange at once what uneven ones lay out.
-    return move.splits_work or (move.axis == "stage" and (move.axis, move.kind) != BETWEEN_STEPS)
-
-
 def _exposed_seconds(
-    static: Static, durations: list[tuple[Transfer, float]], overlap: float, busy: float
+    static: Static, durations: list[tuple[links.Transfer, float]], overlap: float, busy: float
 ) -> list[float]:
     """The seconds of each transfer that no computing hides; computing takes `busy` seconds."""
     shares = [hiding_share(static, move.times) if move.hidden else 0.0 for move, _ in durations]
@@ -203,7 +196,7 @@ def _exposed_seconds(
     return [left[share] * seconds for (_, seconds), share in zip(durations, shares, strict=True)]
 
 
-def transfer_s(static: Static, machine: Machine, move: Transfer, share: float) -> float:
+def transfer_s(static: Static, machine: Machine, move: links.Transfer, share: float) -> float:
     """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
     layout = static.layout
     if move.sends_rows:

@@ -5,7 +5,6 @@ sequence-parallel form after Korthikanti et al. 2022, section 4.2.2; the ring of
 our trainer does otherwise than those, `systems.py` says so.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -21,40 +20,11 @@ from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES
 from scalelab.plan.step import expert_rows
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind, params_in_slots
+from scalelab.plan.step.links import Transfer
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
-from scalelab.sharding import EXPERT_AXIS
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32
-SPLITTING = ("tensor", "context", "expert")  # axes whose devices share the work of a sequence
-SUMMED = ("gradients", "gradients of gains", "gradients of experts")  # of weights, along any axis
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """A collective along `axis`: `whole_bytes` of the array once gathered (or before it is scattered), `times` a step.
-
-    `hidden`: computing that doesn't wait for it can go on meanwhile. `once_a_node`: of an exchange of experts' rows,
-    whether a token crosses the network once for each node that it goes to (`expert_rows.split_by_domain`).
-    """
-
-    axis: str
-    kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | send
-    whole_bytes: float
-    times: float
-    hidden: bool
-    what: str
-    once_a_node: bool = False
-
-    @property
-    def sends_rows(self) -> bool:
-        """Whether it is an exchange of experts' rows: all-to-all along `expert`."""
-        return self.axis == EXPERT_AXIS and self.kind == "all-to-all"
-
-    @property
-    def splits_work(self) -> bool:
-        """Whether it belongs to the work on a sequence that devices share, micro-batch by micro-batch."""
-        return self.axis in SPLITTING and self.what not in SUMMED
 
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
