@@ -44,14 +44,17 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
-OPTIONS = [SamplingOptions(temperature=0.0), SamplingOptions(seed=3, top_k=20)]
+GREEDY, DRAWN = SamplingOptions(temperature=0.0), SamplingOptions(seed=3, top_k=20)
 
 
 @pytest.mark.parametrize(
     ("options", "documents"),
     others_slow(
-        lambda options, documents: (options is OPTIONS[0]) == (documents == "cross"),
-        cross(one_in(2, OPTIONS), one_in(2, ["cross", "mask"])),
+        lambda options, documents: (options is GREEDY) == (documents == "cross"),
+        cross(
+            one_in(2, [pytest.param(GREEDY, id="greedy"), pytest.param(DRAWN, id="drawn")]),
+            one_in(2, ["cross", "mask"]),
+        ),
     ),
 )
 def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone(documents, options):

@@ -129,14 +129,16 @@ def test_its_flops_are_those_of_the_program_and_of_the_matrices():
     assert count.flops_per_token(of)["exact"] == 3 * products / 20
 
 
-SIGHTS = [MaskInfo(), MaskInfo(segments(50)), MaskInfo(is_global=jnp.array(False))]
+SIGHTS = {
+    "all": MaskInfo(), "documents": MaskInfo(segments(50)), "a window": MaskInfo(is_global=jnp.array(False)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("kernel", "sight"),
     others_slow(
-        lambda kernel, sight: sight is SIGHTS[0] or (kernel == "xla") == (sight is SIGHTS[2]),
-        cross(["blockwise", "xla"], one_in(3, SIGHTS)),
+        lambda kernel, sight: sight is SIGHTS["all"] or (kernel == "xla") == (sight is SIGHTS["a window"]),
+        cross(["blockwise", "xla"], one_in(3, [pytest.param(sight, id=name) for name, sight in SIGHTS.items()])),
     ),
 )
 def test_values_of_another_width_than_keys(kernel, sight):
