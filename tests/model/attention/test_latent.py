@@ -129,17 +129,13 @@ def test_its_flops_are_those_of_the_program_and_of_the_matrices():
     assert count.flops_per_token(of)["exact"] == 3 * products / 20
 
 
-SIGHTS = {
-    "all": MaskInfo(), "documents": MaskInfo(segments(50)), "a window": MaskInfo(is_global=jnp.array(False)),
-}  # fmt: skip
+ALL, WINDOW = MaskInfo(), MaskInfo(is_global=jnp.array(False))
+SIGHTS = {"all": ALL, "documents": MaskInfo(segments(50)), "a window": WINDOW}
+PAIRS = cross(["blockwise", "xla"], one_in(3, [pytest.param(s, id=name) for name, s in SIGHTS.items()]))
 
 
 @pytest.mark.parametrize(
-    ("kernel", "sight"),
-    others_slow(
-        lambda kernel, sight: sight is SIGHTS["all"] or (kernel == "xla") == (sight is SIGHTS["a window"]),
-        cross(["blockwise", "xla"], one_in(3, [pytest.param(sight, id=name) for name, sight in SIGHTS.items()])),
-    ),
+    ("kernel", "sight"), others_slow(lambda k, sight: sight is ALL or (k == "xla") == (sight is WINDOW), PAIRS)
 )
 def test_values_of_another_width_than_keys(kernel, sight):
     random = np.random.default_rng(0)
