@@ -1,5 +1,6 @@
 """Which values of a parametrized test `make test` takes; `make test-all` takes the others too, but for slow ones."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,15 +27,32 @@ def one_in(n: int, values: Iterable[Any]) -> list[Any]:
 
 
 def others_slow(stays: Callable[..., bool], values: Iterable[Any]) -> list[Any]:
-    """Every value: as it is if `stays(*arguments)`, else marked `slow`, for `make test-slow` alone.
+    """Every value: as it is if `stays(*arguments)`, else marked `slow` too, for `make test-slow` alone.
 
     For families of which some members reach every line and every value of each argument; whether these notice what the
-    others do is asked by checks/speed/moved_tests.py.
+    others do is asked by checks/speed/moved_tests.py. Around `one_in`, which then takes the same values as before.
     """
-    return [
-        value if stays(*_arguments(value)) else pytest.param(*_arguments(value), marks=pytest.mark.slow)
-        for value in values
-    ]
+    return [value if stays(*_case(value).values) else _with_mark(_case(value), pytest.mark.slow) for value in values]
+
+
+def cross(*families: Iterable[Any]) -> list[ParameterSet]:
+    """Every combination of the values of several arguments, with the marks of each, named as jointly parametrized."""
+    crossed = []
+    for values in itertools.product(*families):
+        cases = [_case(value) for value in values]
+        named = any(case.id for case in cases)
+        name = "-".join(case.id or "-".join(map(str, case.values)) for case in cases) if named else None
+        arguments = [argument for case in cases for argument in case.values]
+        crossed.append(pytest.param(*arguments, marks=[mark for case in cases for mark in case.marks], id=name))
+    return crossed
+
+
+def _case(value: Any) -> ParameterSet:
+    return value if isinstance(value, ParameterSet) else pytest.param(*_arguments(value))
+
+
+def _with_mark(case: ParameterSet, mark: Any) -> ParameterSet:
+    return pytest.param(*case.values, marks=[*case.marks, mark], id=case.id)
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from scalelab.__main__ import COMMANDS
-from tests.quick import ELSEWHERE, one_in, others_slow
+from tests.quick import ELSEWHERE, cross, one_in, others_slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS = {path.parent.name for path in (ROOT / "scalelab").glob("*/__init__.py") if not path.parent.is_symlink()}
@@ -164,3 +164,12 @@ def test_members_that_stay_are_as_they_are_and_the_others_slow():
     assert cases[0] == ("a", 1) and cases[2] == ("b", 2)
     assert cases[1].values == ("b", 1) and [mark.name for mark in cases[1].marks] == ["slow"]
     assert [getattr(case, "marks", ()) == () for case in one_in(2, cases)] == [True, False, False]
+    slow = others_slow(lambda name: name == "a", one_in(2, ["a", pytest.param("b", id="bee")]))
+    assert slow[0] == "a" and slow[1].id == "bee" and [mark.name for mark in slow[1].marks] == ["full", "slow"]
+
+
+def test_a_cross_has_the_marks_of_each_of_its_values():
+    cases = cross(one_in(2, ["a", "b"]), one_in(2, [1, 2]), [(3, 4)])
+    assert [case.values for case in cases] == [("a", 1, 3, 4), ("a", 2, 3, 4), ("b", 1, 3, 4), ("b", 2, 3, 4)]
+    assert [len(case.marks) for case in cases] == [0, 1, 1, 2] and not any(case.id for case in cases)
+    assert [case.id for case in cross([pytest.param(1, 2, id="x")], [True])] == ["x-True"]

@@ -2,10 +2,10 @@
 
     python -m checks.speed.moved_tests --clone=DIR [--only=3,7,…]
 
-moved_tests.json holds lines drawn at random among those that the moved tests run, one change each, the moved tests
-that run the line and the staying ones; it was committed before a test was marked. Each change is tried against the
-moved tests; where one notices, against the staying ones. DIR is a clone with a .venv; it is edited. Writes
-checks/results/moved_tests.*; with --only the other lines keep their verdicts.
+moved_tests.json holds lines drawn at random, among those that moved tests run or in rooms of the package, one change
+each; they were committed before a test was marked. A line that moved tests run has their names and those of staying
+ones. Each change is tried against the moved tests; where one notices, against the staying ones. DIR is a clone with a
+.venv; it is edited. Writes checks/results/moved_tests.*; with --only the other lines keep their verdicts.
 
     python -m checks.speed.moved_tests --clone=../clone
 """
@@ -45,7 +45,7 @@ def _main(argv: Sequence[str]) -> int:
     path = RESULTS / "moved_tests.json"
     verdicts: dict[str, Any] = json.loads(path.read_text())["mutants"] if path.exists() else {}
     for number, mutant in enumerate(json.loads(LIST.read_text())):
-        if options.only is None or str(number) in options.only:
+        if mutant.get("moved") and (options.only is None or str(number) in options.only):
             verdicts[str(number)] = try_both(options.clone, mutant, options.seconds)
             print(f"{number} {mutant['file']}:{mutant['line']}: {verdicts[str(number)]}", file=sys.stderr, flush=True)
     result = result_header("speed.moved_tests", argv) | {"mutants": verdicts}
@@ -75,14 +75,16 @@ def format_page(result: dict[str, Any]) -> str:
     """The page of the verdicts."""
     mutants, verdicts = json.loads(LIST.read_text()), result["mutants"]
     counts = [verdict["by"] for verdict in verdicts.values()]
+    unmoved = sum(not mutant.get("moved") for mutant in mutants)
     page = f"""# Tests that went from `make test-rest` to `make test-slow`
 
-`python -m checks.speed.moved_tests`: lines drawn at random among those that the moved tests run, one change each,
-listed in checks/speed/moved_tests.json before a test was marked. Each change against the moved tests that run its line;
-where one notices, against tests that stay and run it.
+`python -m checks.speed.moved_tests`: lines drawn at random, among those that moved tests run or in rooms of the
+package, one change each, listed in checks/speed/moved_tests.json before a test was marked. Each change against the
+moved tests that run its line; where one notices, against tests that stay and run it.
 
 Of {len(counts)} changes the moved tests notice {counts.count("both") + counts.count("moved alone")}, and the staying
-ones {counts.count("both")} of these; neither side notices {counts.count("none")}.
+ones {counts.count("both")} of these; the moved tests do not notice {counts.count("none")}. No moved test runs {unmoved}
+further lines.
 
 | line | change | noticed by | moved | staying |
 |---|---|---|---|---|

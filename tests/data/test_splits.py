@@ -13,6 +13,7 @@ from scalelab.data.prepare import corpus
 from scalelab.data.prepare.prepared import read_prepared
 from scalelab.data.prepare.request import Request
 from scalelab.data.sources.sources import DataConfig
+from tests.quick import cross, one_in, others_slow
 
 
 def text(n_bytes, seed):
@@ -57,10 +58,12 @@ CORPORA = {
 SEEDS = (0, 1)
 
 
-@pytest.mark.parametrize(
-    "fraction", [0.1, pytest.param(0.01, marks=pytest.mark.full), pytest.param(0.5, marks=pytest.mark.full)]
-)
-@pytest.mark.parametrize("name", CORPORA)
+def takes_turns(name, fraction):
+    """A tenth of each corpus; a hundredth and a half of every second one."""
+    return fraction == 0.1 or (fraction == 0.5) == ([*CORPORA].index(name) % 2 == 0)
+
+
+@pytest.mark.parametrize(("name", "fraction"), others_slow(takes_turns, cross(CORPORA, one_in(3, [0.1, 0.01, 0.5]))))
 def test_training_on_text_holds_out_what_was_asked(tmp_path, name, fraction):
     for i, n_bytes in enumerate(CORPORA[name]):
         (tmp_path / f"{i}.txt").write_bytes(text(n_bytes, i))

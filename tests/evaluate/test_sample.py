@@ -11,6 +11,7 @@ from scalelab.evaluate import subject
 from scalelab.evaluate.generate import Draws, Rules, choose_tokens, restrict_logits
 from scalelab.evaluate.sample import SamplingOptions, draw_samples
 from tests.evaluate.runs import loaded, log_softmax, plain
+from tests.quick import cross, others_slow
 
 BYTES = byte_tokenizer()
 PROMPT = "for i in"
@@ -43,10 +44,15 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
-@pytest.mark.parametrize("documents", ["cross", "mask"])
+GREEDY, DRAWN = SamplingOptions(temperature=0.0), SamplingOptions(seed=3, top_k=20)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [SamplingOptions(temperature=0.0), pytest.param(SamplingOptions(seed=3, top_k=20), marks=pytest.mark.full)],
+    ("options", "documents"),
+    others_slow(
+        lambda options, documents: (options is GREEDY) == (documents == "cross"),
+        cross([pytest.param(GREEDY, id="greedy"), pytest.param(DRAWN, id="drawn")], ["cross", "mask"]),
+    ),
 )
 @pytest.mark.full
 def test_prompts_of_several_lengths_are_one_batch_and_each_goes_on_as_alone(documents, options):

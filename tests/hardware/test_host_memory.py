@@ -138,7 +138,7 @@ def start_reporting(*arguments, **variables):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("remat", ["full", "auto"])
+@pytest.mark.parametrize("remat", [pytest.param("full", marks=pytest.mark.slow), "auto"])
 def test_the_command_sets_it_before_jax_starts_prints_and_records_it(tmp_path, remat):
     wanted = min(host_memory.XLA_LIMIT_GIB, host_memory_bytes() // GIB)
     out, err = start_reporting(*train(tmp_path / "run", *SETTINGS, f"--config.model.remat={remat}")).communicate()

@@ -12,7 +12,7 @@ from scalelab.model import count, transformer
 from scalelab.model.attention.positions.rotary import rope_frequencies, yarn_amplitude
 from tests.model.shapes import logit_error, random_params, shape, tokens
 from tests.model.test_decode import in_pieces
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 HEAD, THETA = 128, 500_000.0
 
@@ -141,6 +141,7 @@ OPTIONS = {
     },
     "stablelm": {"rope_share": 0.5},
 }  # fmt: skip
+PARTS_OF_OTHERS = {"parallel", "reordered norm"}  # palm, olmo 2
 logits = jax.jit(transformer.next_token_logits, static_argnums=0)
 
 
@@ -150,14 +151,16 @@ def setting(name, **changes):
     return of, random_params(of), tokens(of)[:, :-1]
 
 
-@pytest.mark.parametrize("name", one_in(3, OPTIONS))
+@pytest.mark.parametrize("name", others_slow(lambda name: name not in PARTS_OF_OTHERS, one_in(3, OPTIONS)))
 def test_the_model_is_the_one_written_out(name):
     of, params, given = setting(name)
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", one_in(3, ["gemma 2", "alternating", "nope", "two thetas", "stablelm"]))
+@pytest.mark.parametrize(
+    "name", ["gemma 2", pytest.param("alternating", marks=pytest.mark.slow), "nope", "two thetas", "stablelm"]
+)
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     expected = logits(of, params, given)

@@ -10,7 +10,7 @@ from scalelab.config import replace_hparams
 from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
-from tests.quick import one_in
+from tests.quick import cross, one_in, others_slow
 
 
 def by_adam(h, declared, params, gradients, lrs, coupled=False, corrected=True):
@@ -46,19 +46,24 @@ def by_momentum(h, declared, params, gradients, lrs, nesterov=False, averaged=Fa
     return params
 
 
+OF_ADAM = [
+    (10.0, {}),  # every gradient is clipped
+    (0.01, {}),  # none is
+    (0.3, {}),  # some are
+    (0.1, {"optim__eps": 0.01, "optim__weight_decay": 0.0}),
+    (1.0, {"optim__beta1": 0.0, "optim__beta2": 0.5, "optim__weight_decay": 1.0, "optim__clip_norm": 3.0}),
+    (0.1, {"optim__bias_correction": False}),
+]
+
+
 @pytest.mark.parametrize(
-    ("scale", "changes"),
-    [
-        (10.0, {}),  # every gradient is clipped
-        (0.01, {}),  # none is
-        (0.3, {}),  # some are
-        (0.1, {"optim__eps": 0.01, "optim__weight_decay": 0.0}),
-        (1.0, {"optim__beta1": 0.0, "optim__beta2": 0.5, "optim__weight_decay": 1.0, "optim__clip_norm": 3.0}),
-        (0.1, {"optim__bias_correction": False}),
-    ],
+    ("name", "scale", "changes"),
+    others_slow(
+        lambda name, scale, changes: name == "adamw" or scale in (0.1, 0.3),
+        cross(one_in(2, ["adamw", "adam"]), OF_ADAM),
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("name", one_in(2, ["adamw", "adam"]))
 def test_thirty_steps_of_adam_are_the_papers(name, scale, changes):
     static, h = setting(name, **changes)
     declared, params, gradients = problem(scale)

@@ -40,21 +40,23 @@ def published(finite: list[bool]) -> list[tuple[float, int]]:
     return trace
 
 
+@jax.jit
+def follow(finite):
+    """The states after each step of so many."""
+
+    def step(state, ok):
+        new = loss_scale.update_loss_scale(state, ok)
+        return new, new
+
+    return jax.lax.scan(step, loss_scale.init_loss_scale(), finite)[1]
+
+
 @pytest.mark.parametrize(
     "bad", one_in(3, [{5}, {1999}, {2000}, {2001}, {0, 1, 2, 1500, 3499, 3500, 5500}, set()]), ids=str
 )
 def test_every_step_follows_the_published_rule(bad):
     finite = [i not in bad for i in range(6200)]
-
-    @jax.jit
-    def ours(finite):
-        def step(state, ok):
-            new = loss_scale.update_loss_scale(state, ok)
-            return new, new
-
-        return jax.lax.scan(step, loss_scale.init_loss_scale(), finite)[1]
-
-    result = ours(jnp.array(finite))
+    result = follow(jnp.array(finite))
     expected = published(finite)
     np.testing.assert_array_equal(result.scale, np.float32([scale for scale, _ in expected]))
     np.testing.assert_array_equal(result.good, [good for _, good in expected])

@@ -77,8 +77,9 @@ def step_of(name: str) -> str:
 
 
 def examples(store) -> list[tuple[str, str]]:
-    """An object of each sort, deleted and flipped."""
-    steps = [name for name in store.intact if step_of(name) and name.endswith(("/manifest.json", "/_METADATA"))]
+    """An object of each sort, deleted and flipped; of checkpoints, those of the newest and of one before it."""
+    steps = [name for name in store.intact if step_of(name) in STEPS[1:]]
+    steps = [name for name in steps if name.endswith(("/manifest.json", "/_METADATA"))]
     cases = [(name, KINDS[name.endswith("/_METADATA")]) for name in steps]
     others = [name for name in store.intact if name.startswith(("files/metrics", "index", "head"))]
     return cases + [(name, kind) for name in others for kind in KINDS]

@@ -10,7 +10,7 @@ from scalelab.model.attention.fused import cudnn, packed
 from scalelab.model.attention.mask import MaskInfo, Scoring
 from tests.model.attention import cudnn_by_hand
 from tests.model.attention.test_kernels import SCALE, SIGHTS, arrays, plain, with_gradients
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def check_against_plain(segment, window, given, offsets=True):
         np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", one_in(9, range(9)))
+@pytest.mark.parametrize("seed", others_slow(lambda seed: seed // 3 != 1, one_in(9, range(9))))  # 3 to 5: like 0 to 2
 def test_any_documents_are_plain_attention_forward_and_backward(seed, by_hand):
     """Boundaries at random; as many documents as there are runs, most of one token; one more."""
     random, length = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 40))

@@ -30,7 +30,7 @@ from scalelab.sweep.scaling.shrink import shrink_recipe
 from tests.model.attention.test_kernels import gradient_error, segments, with_gradients
 from tests.model.attention.test_lowered import cudnn_calls
 from tests.model.shapes import distance, loss_and_grads, random_params, shape, tokens
-from tests.quick import one_in
+from tests.quick import cross, one_in, others_slow
 
 SIZES = {"d_kv_latent": 12, "d_head_rope": 6, "d_head_value": 5, "seq_len": 20}
 MODELS = {
@@ -129,8 +129,14 @@ def test_its_flops_are_those_of_the_program_and_of_the_matrices():
     assert count.flops_per_token(of)["exact"] == 3 * products / 20
 
 
-@pytest.mark.parametrize("sight", one_in(3, [MaskInfo(), MaskInfo(segments(50)), MaskInfo(is_global=jnp.array(False))]))
-@pytest.mark.parametrize("kernel", ["blockwise", "xla"])
+ALL, WINDOW = MaskInfo(), MaskInfo(is_global=jnp.array(False))
+SIGHTS = {"all": ALL, "documents": MaskInfo(segments(50)), "a window": WINDOW}
+PAIRS = cross(["blockwise", "xla"], one_in(3, [pytest.param(s, id=name) for name, s in SIGHTS.items()]))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sight"), others_slow(lambda k, sight: sight is ALL or (k == "xla") == (sight is WINDOW), PAIRS)
+)
 def test_values_of_another_width_than_keys(kernel, sight):
     random = np.random.default_rng(0)
     q, k, v, weights = (jnp.asarray(random.normal(size=(2, 50, 4, n)), jnp.float32) for n in (8, 8, 5, 5))
@@ -194,7 +200,7 @@ CACHED = {"queries of a latent": "queries of a latent, yarn", "biases": "a windo
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", one_in(3, CACHED))
+@pytest.mark.parametrize("name", others_slow(lambda name: name != "muP", CACHED))
 def test_a_cache_of_latents_gives_the_logits_of_the_whole_sequence(name):
     of, separator = shape(**MODELS[CACHED[name]]), 5
     params, ids = random_params(of), tokens(of)[:, :-1].at[0, 3].set(5).at[1, 8].set(5)
@@ -210,7 +216,7 @@ def test_a_cache_of_latents_gives_the_logits_of_the_whole_sequence(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["bf16", "fp8", "tf32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8", pytest.param("tf32", marks=pytest.mark.slow)])
 def test_other_formats_come_near(precision):
     of = shape(**MODELS["queries of a latent, yarn"])
     params, ids, policy = random_params(of, noise=0.05), tokens(of), POLICIES[precision]
@@ -219,7 +225,7 @@ def test_other_formats_come_near(precision):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("dots", marks=pytest.mark.slow), "full"])
 def test_recomputed_blocks_have_the_same_gradients(remat):
     of = shape(**MODELS["a window and biases"])
     params, ids = random_params(of, noise=0.05), tokens(of)

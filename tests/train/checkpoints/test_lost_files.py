@@ -11,7 +11,7 @@ from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.single import train_single
-from tests.quick import one_in
+from tests.quick import others_slow
 from tests.train.checkpoints.test_manifest import forge
 from tests.train.resume.test_compatibility import config, events
 
@@ -44,7 +44,7 @@ LOSSES = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", one_in(3, LOSSES))
+@pytest.mark.parametrize("how", others_slow(lambda how: how != "was cut to", LOSSES))
 def test_metrics_deleted_cut_or_edited_are_told_by_verify_and_by_the_run_that_goes_on(run, capsys, how):
     assert main(["checkpoint", "verify", str(run)]) == 0
     path = run / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""Checkpoints of four processes that each hold a quarter: one commit, one verdict, the same answer in all of them."""
+"""Checkpoints of three processes that each hold a third: one commit, one verdict, the same answer in all of them."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ from scalelab.train.checkpoints import hashes, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from tests.train.runs import ROOT, ended, free_port
 
-PROCESSES = 4
+PROCESSES = 3
 PROGRAM = """
 import json, pathlib, sys, time
 import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 rank, port, folder = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-jax.distributed.initialize(f"localhost:{port}", 4, rank)
+jax.distributed.initialize(f"localhost:{port}", 3, rank)
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -30,8 +30,8 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 mesh = Mesh(np.array(jax.devices()), ("a",))
 split, everywhere = NamedSharding(mesh, P("a")), NamedSharding(mesh, P())
 def state(step):
-    values = np.arange(16.0, dtype=np.float32) + step
-    return {"run": {"w": jax.make_array_from_callback((16,), split, lambda i: values[i])}}
+    values = np.arange(12.0, dtype=np.float32) + step
+    return {"run": {"w": jax.make_array_from_callback((12,), split, lambda i: values[i])}}
 real, mine = hashes.hash_files, []
 def counted(step_folder, names, sync=False):
     mine.append(list(names))
@@ -42,7 +42,7 @@ for step in (1, 2, 3):
     c.save(step, state(step))
 c.wait()
 saved_by_me = mine[-1]
-like = {"run": {"w": jax.ShapeDtypeStruct((16,), np.float32, sharding=everywhere)}}
+like = {"run": {"w": jax.ShapeDtypeStruct((12,), np.float32, sharding=everywhere)}}
 def first(loaded):
     return float(loaded.states["run"]["w"].addressable_data(0)[0])
 def at_once(action):
@@ -68,7 +68,7 @@ said.append(refused())
 said.append(first(c.load(like, fallback=True)))
 def broken(step_folder, names, sync=False):
     raise PermissionError(13, "no permission")
-hashes.hash_files = broken if rank == 3 else real
+hashes.hash_files = broken if rank == 2 else real
 c.save(4, state(4))
 try:
     c.wait()
@@ -127,7 +127,7 @@ def test_all_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallbac
 @pytest.mark.full
 def test_a_process_that_fails_or_stands_still_is_named_and_the_next_save_is_whole(answers):
     *_, failed, late, _ = answers[0][0][0]
-    assert "step 4 could not be saved" in failed and "process 3: no permission" in failed
+    assert "step 4 could not be saved" in failed and "process 2: no permission" in failed
     assert "step 5 could not be saved" in late and "process 1 has not hashed its files in 1 s" in late
 
 
@@ -148,11 +148,11 @@ def test_each_process_hashes_what_it_wrote_and_every_file_is_hashed_once(answers
 
 
 @pytest.mark.full
-def test_one_process_verifies_and_restores_what_four_saved(answers):
+def test_one_process_verifies_and_restores_what_three_saved(answers):
     _, folder = answers
-    like = {"run": {"w": jax.ShapeDtypeStruct((16,), np.float32)}}
+    like = {"run": {"w": jax.ShapeDtypeStruct((12,), np.float32)}}
     with Checkpoints(folder) as checkpoints:
-        np.testing.assert_array_equal(checkpoints.load(like).states["run"]["w"], np.arange(16.0) + 6)
+        np.testing.assert_array_equal(checkpoints.load(like).states["run"]["w"], np.arange(12.0) + 6)
 
 
 def test_shares_are_balanced_wherever_no_writer_is_known():

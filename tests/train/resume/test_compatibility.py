@@ -20,7 +20,7 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.lineage.facts import diff_facts
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.single import train_single
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 from tests.train.checkpoints.test_manifest import forge
 
 SMALL = {
@@ -62,10 +62,11 @@ REFUSED = {
     "model__d_model": (16, "params.embed.w: float32[256,8], now float32[256,16]"),
     "train__init_from": ("runs/other", "train.init_from='', now it is 'runs/other'"),
 }
+SLOW = {"train__seed", "schedule__name", "data__split_seed"}  # values of a group like the others'
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("key", one_in(4, REFUSED))
+@pytest.mark.parametrize("key", others_slow(lambda key: key not in SLOW, one_in(4, REFUSED)))
 def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_allows_it(run, key):
     value, line = REFUSED[key]
     before = contents(run)
@@ -143,7 +144,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("key", one_in(3, FORGED))
+@pytest.mark.parametrize("key", others_slow(lambda key: key != "parametrization.name", one_in(3, FORGED)))
 def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_likewise(run, key):
     """The save is made to say it: today's configs know one optimizer and one tokenizer."""
     part, group, name, value, line = FORGED[key]

@@ -20,7 +20,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("seed", "times"), [(0, 1), pytest.param(0, 2, marks=pytest.mark.full), pytest.param(1, 2, marks=pytest.mark.slow)]
+    ("seed", "times"), [(0, 1), *(pytest.param(seed, 2, marks=pytest.mark.slow) for seed in (0, 1))]
 )
 def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(tmp_path, whole, seed, times):
     folder, chance, kills = tmp_path / "run", random.Random(seed), 0

@@ -61,7 +61,8 @@ def test_it_is_saved_there_and_goes_no_further(ended):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moment", [0, 1])  # before the third evaluation, the first that can end the run
+# Evaluations before it is stopped; the third is the first that can end the run.
+@pytest.mark.parametrize("moment", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_run_ends_at_the_same_step_with_the_same_weights(ended, tmp_path, moment):
     folder, result = ended
     asked = iter([False] * moment + [True])

@@ -6,9 +6,10 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.run.trackers.profile import Profiler
+from tests.train.resume import test_compatibility
 
-SMALL = ["--config=configs/tiny.py", "--config.model.d_model=16", "--config.model.n_layers=1", "--config.train.steps=8",
-    "--config.model.seq_len=16", "--config.train.global_batch=2", "--config.schedule.warmup_steps=2"]  # fmt: skip
+KEYS = test_compatibility.SMALL | {"train.steps": 8, "eval.every_steps": 8}  # a program that other tests have
+SMALL = ["--config=configs/tiny.py", *(f"--config.{key}={value}" for key, value in KEYS.items())]
 
 
 def traced_steps(folder):

@@ -4,12 +4,11 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.train.single import train_single
-from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("remaining", one_in(2, [None, 1000]), ids=["deleted", "cut"])
+@pytest.mark.parametrize("remaining", [None, pytest.param(1000, marks=pytest.mark.slow)], ids=["deleted", "cut"])
 def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tmp_path, remaining):
     made = config(
         data__cache_dir=str(tmp_path / "cache"), train__steps=8, train__steps_per_dispatch=2, checkpoint__every_steps=2

@@ -16,6 +16,7 @@ from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
 from scalelab.train.step.guard import GUARD
+from tests.quick import others_slow
 from tests.train.resume.test_branch import branched
 from tests.train.resume.test_compatibility import SMALL, config
 from tests.train.runs import command, untimed, wait_for
@@ -34,7 +35,7 @@ def first(tokens, k):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("at", "k"),
-    [pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(5, 3, marks=pytest.mark.slow), (6, 3), (7, 4), (900, 4)],
+    others_slow(lambda at, k: at in (6, 900), [(4, 1), (5, 3), (6, 3), (7, 4), (900, 4)]),
 )
 def test_a_step_of_k_micro_batches_is_that_of_a_batch_of_k(at, k):
     tokens = np.array(batches(seed=1)[0])

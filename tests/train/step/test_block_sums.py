@@ -76,7 +76,11 @@ def test_losses_of_blocks_are_in_the_objective_over_tokens_that_count():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("changes", [{"accumulate": 2, "remat": "full"}, {"accumulate": 8}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"accumulate": 2, "remat": "full"}, pytest.param({"accumulate": 8}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_they_are_the_same_in_micro_batches(changes):
     static, params, tokens, sums, grads = whole()
     split = dataclasses.replace(static, accumulate=changes["accumulate"])

@@ -1,6 +1,7 @@
 """Steps of a model with experts: batches split in any way, trials in one program, and options together at random."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ RUN = 5  # of the first six sets, the one that `make test-rest` runs
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", others_slow(lambda part: part in (2, RUN), range(6)))
 def test_options_go_with_experts_and_each_other_or_are_refused_by_name(part):
     for options in SETS[part::6]:
         changes, static, h = join(options, {})
@@ -138,6 +139,7 @@ LAYOUTS = [
     {"expert": 4, "data": 2, "expert_buffer": 1.5},
 ]  # fmt: skip
 MESH_SETS = draw_sets(8)
+LOWERED = range(3, len(LAYOUTS))  # of these sets, those that `make test-rest` lowers
 
 
 def lower_on_mesh(static, h):
@@ -179,7 +181,7 @@ def loops_within(jaxpr):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", [0, 1, 2, 5])
+@pytest.mark.parametrize("part", others_slow(lambda part: part in (2, 5), [0, 1, 2, 5]))
 def test_nothing_is_sent_within_turns_of_which_devices_take_different_numbers(part):
     static, h = setting({"train.global_batch": 16, "model.remat": "full"})
     static = with_layout(static, Layout(**LAYOUTS[part]))
@@ -190,9 +192,9 @@ def test_nothing_is_sent_within_turns_of_which_devices_take_different_numbers(pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", others_slow(lambda number: number < len(LAYOUTS), range(len(MESH_SETS))))
+@pytest.mark.parametrize("number", others_slow(lambda number: number in LOWERED, range(len(MESH_SETS))))
 def test_options_are_lowered_together_for_eight_devices_or_refused_by_name(number):
-    """The layouts in turn: each with one set, and the slow ones with another or two."""
+    """The layouts in turn; those that stay have every axis, each with one set."""
     layout = LAYOUTS[number % len(LAYOUTS)]
     changes, static, h = join(MESH_SETS[number], {"train.global_batch": 16}, Layout(**layout))
     assert "stablehlo" in lower_on_mesh(static, h).as_text(), (changes, layout)
@@ -230,13 +232,12 @@ def test_layer_by_layer_moves_weights_and_biases_as_the_whole_step():
 
 @pytest.mark.full
 def test_trials_in_one_program_are_those_alone():
-    static, h = setting({})
-    state, tokens = state_lib.init_state(static, h), draw_tokens(static)
+    static, h = setting({"model.n_layers": 1})
+    state, tokens = init_state(static, h), draw_tokens(static)
     both = jax.tree.map(lambda x: jnp.stack([x, x]), (state, tokens, h))
     both = (both[0], both[1].at[1].set(both[1][1, ::-1, ::-1]), both[2])
-    step = lambda *arrays: train_step(static, *arrays)  # noqa: E731
-    _, together = jax.jit(jax.vmap(step))(*both)
+    _, together = jax.jit(jax.vmap(functools.partial(train_step, static)))(*both)
     for trial in range(2):
-        _, alone = jax.jit(step)(*jax.tree.map(lambda x, i=trial: x[i], both))
+        _, alone = step(static, *jax.tree.map(lambda x, i=trial: x[i], both))
         for name in ("train_loss", "grad_norm", "block/expert_load"):
             np.testing.assert_allclose(together[name][trial], alone[name], rtol=2e-5)

@@ -16,7 +16,7 @@ from scalelab.configs import base
 from scalelab.plan.compiled import aot
 from scalelab.sharding import trace_for_platform
 from scalelab.train.step.step import many_steps
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 CALL = r"custom_call @__cudnn\$(\w+)\(.*?mask_type\\22: \\22(\w+)\\22.*?max_seg_per_batch\\22: (\d+)"
 FORWARD, BACKWARD = "fmhaSoftmax", "fmhaSoftmaxBackward"
@@ -66,9 +66,11 @@ ONE_DEVICE = {  # changes, trials: calls
     "32 trials": ({}, 32, PACKED),
     "32 trials, two windows": (WINDOWS, 32, [PACKED[0]] * 2 + [PACKED[1]] * 2),
 }
+STAYS = [ONE_DEVICE[name] for name in ("documents", "no documents", "fp8", "layer by layer", "32 trials, two windows")]
+MARKED = others_slow(lambda *case: case in STAYS, one_in(12, ONE_DEVICE.values()))
 
 
-@pytest.mark.parametrize(("changes", "trials", "expected"), one_in(12, ONE_DEVICE.values()), ids=ONE_DEVICE)
+@pytest.mark.parametrize(("changes", "trials", "expected"), MARKED, ids=ONE_DEVICE)
 def test_a_devices_step_calls_cudnn(changes, trials, expected):
     """Nothing of it knows the device: jax's own partitioning of the call, which asks for one, is not there."""
     calls, text = lowered_step(changes, trials)

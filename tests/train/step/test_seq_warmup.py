@@ -44,7 +44,7 @@ def short(tokens, length):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("length", [2, 8])
+@pytest.mark.parametrize("length", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     """The model never hears of it: shorter sequences, as many tokens, rope positions from 0 in each."""
     state, tokens = trained()[0], batches(seed=1)[0]
