@@ -64,8 +64,8 @@ test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full
 
 test-all: test test-rest  ## what CI runs, a quarter of an hour on 2 cores: `make test`, then `make test-rest`
 
-test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
+test-slow: .venv/dev  ## hours of CPU: the slow tests, more kills, packs and meshes; again: what is missing, failed or changed; writes checks/results/slow_tests.*
+	.venv/bin/python -m checks.platforms.slow_tests --jobs=2
 
 test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes checks/results/crash.*
 	SCALELAB_CRASH_RESULT=checks/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'

@@ -53,8 +53,8 @@ FAULTS = [
 ]
 
 
-def run_tests(folder: str, marks: str, environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Run a folder's tests: name, outcome and noted properties of each."""
+def run_tests(path: str, marks: str, environment: Mapping[str, str], jobs: int = 0) -> list[dict[str, Any]]:
+    """Run the tests of a folder or file, in `jobs` workers: name, outcome and noted properties of each."""
     with tempfile.TemporaryDirectory() as temporary:
         report = pathlib.Path(temporary) / "tests.xml"
         options = [
@@ -63,12 +63,12 @@ def run_tests(folder: str, marks: str, environment: Mapping[str, str]) -> list[d
             "-p",
             "no:cacheprovider",
             "-n",
-            "0",
+            str(jobs),
             f"--junitxml={report}",
             "-o",
             "junit_family=xunit1",
         ]
-        command = [sys.executable, "-m", "pytest", *options, folder]
+        command = [sys.executable, "-m", "pytest", *options, path]
         subprocess.run(command, cwd=_ROOT, stdout=sys.stderr, env=os.environ | dict(environment))
         cases = list(xml.parse(report).getroot().iter("testcase"))
     return [_read_case(case) for case in cases]

@@ -6,7 +6,10 @@ process after 40 s. Threads enough let both go on. With them XLA's newer schedul
 device at once; they meet in one place, and the process aborts or crashes. The older one does not. Seen on 2026-11-28: a
 pipeline over eight devices beside other work stood with 8 threads, and ran 150 times in a process with 64; a ring, run
 up to 20 times in a process with 16 or 32 threads, ended each of six processes with the newer scheduler, and ran 150
-times in one with the older and 64 threads. The results of these runs were equal bit for bit.
+times in one with the older and 64 threads. The results of these runs were equal bit for bit. The older one still runs
+exchanges in a loop beside later ones that need nothing from it; those of a shard_map all have one channel, so one is
+taken for another. Seen on 2026-11-29: document numbers that went around beside keys ended three processes of three with
+64 threads, none with 8. No program of ours may have two such chains; a ring gathers the document numbers at once.
 """
 
 import os

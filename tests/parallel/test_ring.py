@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax
+import jax.extend
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
@@ -14,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 from scalelab.jaxprs import matmul_flops
 from scalelab.model.attention import ring
 from scalelab.model.attention.kernels import compute_attention
-from scalelab.model.attention.mask import Scoring
+from scalelab.model.attention.mask import MaskInfo, Scoring
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.sharding import activation_spec
 
@@ -124,18 +125,48 @@ def test_a_window_is_whole_and_its_keys_travel_no_further(window, turns):
     assert len(total) < whole / 2
 
 
-def test_a_device_multiplies_half_of_the_square():
-    """FLOPs of the traced program, forward and backward: each device's, as all run it. The mean is causality's."""
+def traced(kernel="plain", segments=False):
+    """(forward, backward): jaxprs of attention over 8 devices that share sequences, with or without documents."""
     n, length, heads, width = 8, 16_384, 2, 16
     sizes = [n if axis == "context" else 1 for axis in MESH_AXES]
     mesh = AbstractMesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
     split = jax.sharding.NamedSharding(mesh, activation_spec("batch", "context", "heads", None))
     x = jax.ShapeDtypeStruct((1, length, heads, width), np.float32, sharding=split)
+    by_token = jax.sharding.NamedSharding(mesh, activation_spec("batch", "context"))
+    documents = jax.ShapeDtypeStruct((1, length), np.int32, sharding=by_token) if segments else None
+
+    def attend(q, k, v, documents):
+        return compute_attention(q, k, v, Scoring(0.3, MaskInfo(documents)), kernel)
+
+    def pull(q, k, v, documents, dy):
+        return jax.vjp(lambda *x: attend(*x, documents), q, k, v)[1](dy)
+
     with jax.sharding.use_abstract_mesh(mesh):
-        forward = jax.make_jaxpr(lambda q, k, v: compute_attention(q, k, v, Scoring(0.3), "plain"))(x, x, x)
-        backward = jax.make_jaxpr(
-            lambda q, k, v, dy: jax.vjp(lambda *a: compute_attention(*a, Scoring(0.3), "plain"), q, k, v)[1](dy)
-        )(x, x, x, x)
+        return jax.make_jaxpr(attend)(x, x, x, documents), jax.make_jaxpr(pull)(x, x, x, documents, x)
+
+
+def test_a_device_multiplies_half_of_the_square():
+    """FLOPs of the traced program, forward and backward: each device's, as all run it. The mean is causality's."""
+    n, length, heads, width = 8, 16_384, 2, 16
+    forward, backward = traced()
     mean = 4 * heads * width * (length * (length + 1) / 2) / n
     for program, products in ((forward, 2), (backward, 7)):
         assert matmul_flops(program.jaxpr) == pytest.approx(mean * products / 2, rel=0.02)
+
+
+def exchanges(jaxpr):
+    """(name, type) of what devices exchange in a jaxpr, bodies of loops included."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("ppermute", "all_gather"):
+            yield from ((equation.primitive.name, x.aval.dtype.name) for x in equation.invars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from exchanges(inner)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "cudnn", "splash"])
+def test_documents_are_gathered_and_travel_in_no_chain_of_their_own(kernel):
+    """XLA moves such a chain to a loop of its own, beside that of the keys: fake devices then mix both up and crash."""
+    for program in traced(kernel, segments=True):
+        assert set(exchanges(program.jaxpr)) == {("ppermute", "float32"), ("all_gather", "int32")}
+    for program in traced(kernel):
+        assert set(exchanges(program.jaxpr)) == {("ppermute", "float32")}

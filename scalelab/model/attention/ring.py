@@ -57,18 +57,17 @@ def ring_attention(q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, scor
 
 
 def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tuple[jax.Array, tuple]:
-    q_, block, mask_info = group_heads(q * scoring.scale, k.shape[2]), ring_block(q.shape[1]), scoring.mask_info
+    q_, block, segments = group_heads(q * scoring.scale, k.shape[2]), ring_block(q.shape[1]), _segments(scoring)
     distances = _distances(scoring, block)
 
     def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
         del by
-        k, v, key_segments = held
-        mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
+        k, v = held
+        mask, ahead = _relations(segments, turn, window, q.shape[1] // 2, block)
         turned = distances and distances._replace(ahead=ahead)
         return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned, scoring.softcap))
 
-    held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
-    start = empty_sums(q_, v)
+    held, start = (move_heads_first(k), move_heads_first(v)), empty_sums(q_, v)
     sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], scoring)
     y, log_z = finish_softmax(sums)
     # y stays in fp32: the gradient of keys is a small difference
@@ -77,15 +76,15 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tupl
 
 def _backward(residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
     q, k, v, scoring, y, log_z = residuals
-    scale, mask_info = scoring.scale, scoring.mask_info
+    scale, segments = scoring.scale, _segments(scoring)
     heads, block = k.shape[2], ring_block(q.shape[1])
     q_, dy_ = group_heads(q * scale, heads), group_heads(dy, heads)
     dy_dot_y = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
     output, distances = SoftmaxGradient(log_z, dy_, dy_dot_y), _distances(scoring, block)
 
     def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
-        (k, v, key_segments), (dq, dr, before) = held, sums
-        mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
+        (k, v), (dq, dr, before) = held, sums
+        mask, ahead = _relations(segments, turn, window, q.shape[1] // 2, block)
         turned, grads = distances and distances._replace(ahead=ahead), (dq, *zeros, dr)
         blocks = Blocks(pairs, block, mask, turned, scoring.softcap)
         dq, *new, dr = accumulate_gradients(q_, k, v, output, grads, blocks)
@@ -98,7 +97,7 @@ def _backward(residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
 
     k_, v_ = move_heads_first(k), move_heads_first(v)
     dq, *zeros, dr = zero_gradients(q, q_, k_, v_, distances)
-    held, start = (k_, v_, mask_info.segment_BS), (dq, dr, zeros)
+    held, start = (k_, v_), (dq, dr, zeros)
     dq, dr, (dk, dv) = _by_window(go_round, scoring)
     by_distance = scoring_gradient(scoring, dr, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
@@ -194,10 +193,35 @@ def _by_window(go_round: Callable, scoring: Scoring) -> Any:
     return jax.lax.cond(is_global, lambda: go_round(0), lambda: go_round(window))
 
 
+def _segments(scoring: Scoring) -> tuple[jax.Array | None, jax.Array | None]:
+    segment_Bs = scoring.mask_info.segment_BS
+    return segment_Bs, gather_segments(segment_Bs)
+
+
+def gather_segments(segment_Bs: jax.Array | None) -> jax.Array | None:
+    """The documents of every device's tokens [devices, B, s]; None where rows are one document.
+
+    Sent around beside the keys they would be a chain of exchanges of their own, which XLA moves to a loop of its own:
+    fake devices then take one's exchange for the other's, and crash (`hardware/fake_devices.py`).
+    """
+    return None if segment_Bs is None else jax.lax.all_gather(segment_Bs, CONTEXT_AXIS)
+
+
+def held_segments(gathered: jax.Array | None, turn: Any) -> jax.Array | None:
+    """The documents [B, s] of the keys that have moved by `turn` devices, from those of all devices."""
+    if gathered is None:
+        return None
+    other = (jax.lax.axis_index(CONTEXT_AXIS) - turn) % gathered.shape[0]
+    return jax.lax.dynamic_index_in_dim(gathered, other, keepdims=False)
+
+
 def _relations(
-    segments: jax.Array | None, key_segments: jax.Array | None, turn: Any, window: int, chunk: int, block: int
+    segments: tuple[jax.Array | None, jax.Array | None], turn: Any, window: int, chunk: int, block: int
 ) -> tuple[Callable, Callable]:
-    """Mask and distance of blocks: this device's queries against the keys that have moved by `turn` devices."""
+    """Mask and distance of blocks: this device's queries against the keys that have moved by `turn` devices.
+
+    `segments`: the documents of its own tokens, and those of all devices.
+    """
     me, index = jax.lax.axis_index(CONTEXT_AXIS), jnp.arange(block)
     other = (me - turn) % mesh_axis_size(CONTEXT_AXIS)
 
@@ -206,7 +230,8 @@ def _relations(
 
     def mask_of(i: jax.Array, j: jax.Array) -> jax.Array:
         query, key = held_position(me, i, chunk), held_position(other, j, chunk)
-        return attention_mask(query + index, key + index, window, None, part(segments, i), part(key_segments, j))
+        documents = part(segments[0], i), part(held_segments(segments[1], turn), j)
+        return attention_mask(query + index, key + index, window, None, *documents)
 
     return mask_of, lambda i, j: held_position(me, i, chunk) - held_position(other, j, chunk)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from scalelab.model.attention.fused import cudnn
 from scalelab.model.attention.fused.output import PartOutput
 from scalelab.model.attention.fused.splash import splash_parts
-from scalelab.model.attention.ring import send
+from scalelab.model.attention.ring import gather_segments, held_segments, send
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
 
@@ -44,16 +44,17 @@ def _forward(
 ) -> tuple[jax.Array, tuple]:
     (own, _), (part, _) = (PARTS[kernel](scale, causal) for causal in (True, False))
     y, log_z = own(q, k, v, segment_Bs if segment_Bs is None else (segment_Bs, segment_Bs))
-    chunk = q.shape[1] // 2
+    chunk, segments = q.shape[1] // 2, gather_segments(segment_Bs)
 
     def meet(held: Any, sums: Any, turn: Any) -> Any:
+        held = *held, held_segments(segments, turn)
         for at, key_at in _chunk_pairs(turn, chunk):
             q_, segment_ = (_chunk(x, at, chunk) for x in (q, segment_Bs))
             k_, v_, key_segment_ = (_chunk(x, key_at, chunk) for x in held)
             sums = _add_part(sums, part(q_, k_, v_, _documents(segment_, key_segment_)), at, chunk)
         return sums
 
-    held, sums = (k, v, segment_Bs), (y.astype(jnp.float32), log_z)
+    held, sums = (k, v), (y.astype(jnp.float32), log_z)
     y, log_z = _go_round(meet, held, sums)
     y = y.astype(q.dtype)
     return y, (q, k, v, segment_Bs, log_z, y)
@@ -63,10 +64,10 @@ def _backward(scale: float, kernel: str, residuals: tuple, dy: jax.Array) -> tup
     q, k, v, segment_Bs, log_z, y = residuals
     (_, own), (_, part) = (PARTS[kernel](scale, causal) for causal in (True, False))
     grads = own(q, k, v, _documents(segment_Bs, segment_Bs), PartOutput(log_z, y, dy))
-    chunk = q.shape[1] // 2
+    chunk, segments = q.shape[1] // 2, gather_segments(segment_Bs)
 
     def meet(held: Any, grads: Any, turn: Any) -> Any:
-        dq, *gathered = grads
+        (dq, *gathered), held = grads, (*held, held_segments(segments, turn))
         # What keys have gathered so far follows them while this turn's part is computed.
         gathered = send(gathered, 1)
         for at, key_at in _chunk_pairs(turn, chunk):
@@ -79,7 +80,7 @@ def _backward(scale: float, kernel: str, residuals: tuple, dy: jax.Array) -> tup
             gathered = [_add_chunk(x, new, key_at) for x, new in zip(gathered, of_keys, strict=True)]
         return dq, *gathered
 
-    held, start = (k, v, segment_Bs), tuple(x.astype(jnp.float32) for x in grads)
+    held, start = (k, v), tuple(x.astype(jnp.float32) for x in grads)
     dq, *gathered = _go_round(meet, held, start)
     dk, dv = send(gathered, 1)  # home
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
