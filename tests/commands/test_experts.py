@@ -53,7 +53,11 @@ def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
     [
         ("expert=3,data=1", "is a mesh of 3, and there are 8 devices"),
         ("expert=4,data=2,expert_buffer=0.5", "expert_buffer=0.5 with parallel.expert=4: .*nearest: 1"),
-        ("data=8,expert_buffer=1.5", "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0"),
+        pytest.param(
+            "data=8,expert_buffer=1.5",
+            "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_plan_says_what_the_trainer_refuses_of_a_mesh(capsys, mesh, message):
@@ -62,7 +66,7 @@ def test_a_plan_says_what_the_trainer_refuses_of_a_mesh(capsys, mesh, message):
     assert re.search(message, (output.out + output.err).splitlines()[0])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_experts_that_do_not_divide_by_the_axis_are_refused_with_both_numbers(capsys):
     assert main([*PLAN, "--config.model.n_experts=6", "--mesh=expert=4,data=2"]) == 0
     assert re.search(r"refused: model.n_experts=6 .* parallel.expert=4", capsys.readouterr().out.splitlines()[0])

@@ -51,7 +51,7 @@ def test_a_damaged_summary_is_one_line(tmp_path, capsys):
     assert "summary.json is not JSON" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_page_of_a_run_ends_with_texts_or_with_the_reason_why_not(tmp_path, monkeypatch, capsys):
     synthetic.write_run(tmp_path / "r", lines=20)
     assert main(["report", str(tmp_path / "r")]) == 0

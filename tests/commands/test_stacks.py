@@ -52,7 +52,7 @@ def planned(block):
     return plan["params"] | {f"{name}, FLOPs": flops["per_token"] for name, flops in plan["flops"].items()}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_its_record_and_its_plan_count_each_stack(trained):
     record, plan = records.read_record(trained[0]), planned("parallel=1,sequential=2")
     assert record["params"] == {name: plan[name] for name in record["params"]}

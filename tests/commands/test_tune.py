@@ -76,7 +76,7 @@ def test_every_run_is_counted_and_none_above_the_budget(tuned):
     assert summary["verdict"].split(":")[0] in page and "isolation-peak_lr" in page
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     config, folder = tuned
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}

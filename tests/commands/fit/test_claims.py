@@ -72,7 +72,7 @@ def test_no_verdict_stands_beside_an_interval_that_does_not_bear_it(capsys, tmp_
         assert each["verdict"] != "identified" or (low > 0 and high <= 10 * low), name
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findings):
     N, D, _ = study(QUICKSTART_LIKE)
     errors = 0.004 * np.random.default_rng(3).standard_normal((4, len(N)))

@@ -78,7 +78,7 @@ def test_a_study_folder_gives_the_numbers_of_its_summary(capsys, study_folder):
     assert reasons == {"holdout": "role holdout", "check-x2": "role check", "fit-bad": "diverged"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_table_with_two_of_n_d_c(capsys, table, study_folder):
     from_table = answer(capsys, table, "--columns=N=params,C=flops,loss=nll")
     from_runs = answer(capsys, study_folder)

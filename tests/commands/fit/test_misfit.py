@@ -66,7 +66,7 @@ def test_the_power_of_the_form_test_and_the_condition_of_verdicts_are_printed(ca
     assert 0.001 < loud < 0.01 and loud / calm == pytest.approx(10, rel=0.5)  # ten times the noise hides ten times more
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
     """Kaplan's world: the profile of alpha is wider by far than the resamples' own errors say."""
     loss = ((8.8e13 / N) ** 0.8 + 5.4e13 / (C / (6 * N))) ** 0.095
@@ -78,7 +78,7 @@ def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
     assert any("fails its test: intervals carry its misfit" in text for text in fit["warnings"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
     table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--holdout=2", "--bootstrap=100")

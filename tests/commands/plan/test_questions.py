@@ -128,7 +128,7 @@ def test_where_nothing_fits_the_command_of_so_many_devices_that_do_is_printed(ca
     assert print_lines(capsys, *text[3].removeprefix("paste: scalelab plan ").split(" "))[0].startswith("fits: ")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_of_a_range_the_picks_odd_batch_is_planned_beside_an_even_one_as_of_one_count(capsys):
     argv = ["--config=llama3_8b", "--hardware=h100", "--config.train.global_batch=1009"]
     text, one = (print_lines(capsys, *argv, f"--devices={devices}") for devices in ("8..8", "8"))

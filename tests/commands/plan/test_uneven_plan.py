@@ -44,7 +44,7 @@ def test_memory_time_and_bubble_follow_the_slots(capsys):
     assert time["bubble"] == pytest.approx((STAGE - 1) / MICROBATCHES * ticks, rel=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_rest_of_a_mesh_is_chosen_and_typed_out(capsys):
     """16 stages alone are 16 of 2,048 devices; the batch's warm-up leaves a pipeline its micro-batches."""
     argv = ["--config=configs/recipes/llama3_405b.py", "--hardware=h100", "--devices=2048"]

@@ -12,7 +12,7 @@ from scalelab.laws.solve.power_law_problem import PowerLawProblem
 from scalelab.laws.solve.repetition_problem import RepetitionProblem
 from tests.laws.examples import QUICKSTART_LIKE, study
 from tests.laws.truths import TRUTHS, columns_for
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 BUILDERS = (PowerLawProblem, AutodiffProblem)
 
@@ -39,7 +39,7 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", one_in(2, ["huber_log", "mse"]))
+@pytest.mark.parametrize("name", others_slow(lambda name: name == "huber_log", ["huber_log", "mse"]))
 def test_the_law_of_repeated_data_is_by_hand_what_autodiff_has(name):
     law, columns = load_law("data_constrained"), columns_for("data_constrained")
     random = np.random.default_rng(0)
@@ -67,7 +67,16 @@ def test_sums_of_powers_are_written_out_and_the_rest_is_not():
         assert type(points) is build
 
 
-LONG = ("data_constrained",)  # to compile; `make test-slow` takes it
+# Long to compile, of forms and objectives that others have; `make test-slow` takes them.
+LONG = (
+    "data_constrained",
+    "broken_power_2",
+    "expert_count",
+    "precision",
+    "granularity",
+    "broken_power",
+    "overtraining",
+)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from scalelab.plan.step.systems import MEGATRON_TRAITS
 from scalelab.plan.step.time import expected_s, step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.plan.small import static_of
+from tests.quick import others_slow
 
 H100 = load_machine("h100")
 EXPERTS = {"block": "experts", "n_experts": 8, "experts_per_token": 2, "d_expert": 32, "attention": "plain"}
@@ -245,7 +246,7 @@ def test_a_mesh_names_the_expert_axis_and_its_buffer():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", others_slow(lambda remat: remat != "full", ["none", "dots", "full"]))
 def test_estimates_are_near_the_count(remat):
     """On several layouts; a block on one device of `expert` and closed forms for the rest."""
     sizes = {"d_model": 256, "seq_len": 512, "vocab_size": 512, "n_layers": 4, "d_expert": 128, "n_experts": 16}
