@@ -137,10 +137,11 @@ def gemstones():
     return [np.array([float(row[column]) for row in rows]) for column in names]
 
 
+PUBLISHED = [(hoffmann_points, 24), (gemstones, 70)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("points", "count"), others_slow(lambda _, count: count == 24, [(hoffmann_points, 24), (gemstones, 70)])
-)
+@pytest.mark.parametrize(("points", "count"), others_slow(lambda _, count: count == 24, PUBLISHED))
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""
     entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count, resamples=0)

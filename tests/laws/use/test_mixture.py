@@ -107,7 +107,7 @@ def test_a_mixture_that_is_as_good_everywhere_has_no_gain():
     fits = []
     for c in (2.0, 2.5):
         table = {"r1": LATTICE[:, 0], "r2": LATTICE[:, 1], "loss": c * np.exp(0.003 * rng.standard_normal(22))}
-        fits.append(laws.fit(table, mixture_of(2), bootstrap=60, identify=False, cluster="none"))
+        fits.append(laws.fit(table, mixture_of(2), bootstrap=20, identify=False, cluster="none"))
     found = mixture.best_shares(fits, (1.0, 1.0), LATTICE)
     low, high = found.intervals[0]
     assert high - low > 0.5 and found.gain_interval[0] <= 0 and found.gain_interval[1] < 1e-3
