@@ -80,7 +80,7 @@ def simulate(rng, noise=0.002):
     for c, t in zip(TRUTH["c"], TRUTH["t"], strict=True):
         loss = (c + np.exp(LATTICE @ t)) * np.exp(noise * rng.standard_normal(len(LATTICE)))
         table = {"r1": LATTICE[:, 0], "r2": LATTICE[:, 1], "loss": loss}
-        fits.append(laws.fit(table, mixture_of(2), bootstrap=60, identify=False, cluster="none"))
+        fits.append(laws.fit(table, mixture_of(2), bootstrap=30, identify=False, cluster="none"))
     return fits
 
 
