@@ -12,6 +12,7 @@ import pytest
 from docs import notebook
 from docs.course import checkers, generate
 from docs.course.checkers import solutions
+from tests.quick import others_slow
 
 COURSE = pathlib.Path(__file__).parent.parent / "docs" / "course"
 TRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)  # by hand, without the library's formulas
@@ -215,7 +216,7 @@ def test_a_notebook_has_the_cells_of_its_page_and_small_figures(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", others_slow(lambda name: name != "systems", FIGURES))
 def test_a_notebook_prints_what_it_holds(name):
     check_notebook(name, skip={notebook.SLOW})
 

@@ -70,7 +70,7 @@ def readers(folder, name):
 
 
 @pytest.mark.parametrize(  # every fifth: each value, and nearly each key
-    "edits", [EDITS[::5], pytest.param(EDITS, marks=pytest.mark.full)], ids=["one in five", "all"]
+    "edits", [EDITS[::5], pytest.param(EDITS, marks=pytest.mark.slow)], ids=["one in five", "all"]
 )
 def test_every_edit_is_one_line_and_spares_the_other_trials(sweep, tmp_path, edits):
     shutil.copytree(sweep, tmp_path / "sweep")

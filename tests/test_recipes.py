@@ -19,7 +19,7 @@ from scalelab.sweep.scaling.shrink import shrink_recipe
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 from tests.hf.oracle.counts import HERE
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 NAMES = recipes.list_recipes()
 
@@ -179,14 +179,9 @@ def test_a_small_one_has_the_recipes_choices(name):
 
 # It has what others don't: parallel blocks, one key head, scaled logits, Adafactor, a batch that jumps. Others: slow.
 QUICK = ("palm_540b",)
-FULL = ("deepseek_v3",)  # groups, a shared expert, latents and a bias
 
 
-def marked(name):
-    return pytest.param(name, marks=[] if name in QUICK else pytest.mark.full if name in FULL else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", [*map(marked, NAMES)])
+@pytest.mark.parametrize("name", others_slow(lambda name: name in QUICK, NAMES))
 def test_a_small_one_trains(name):
     """Two steps on random bytes: finite losses that change."""
     config = shrink_recipe(recipes.find_recipe(name).config, d_model=32, steps=60)

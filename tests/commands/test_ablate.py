@@ -214,7 +214,7 @@ def test_again_it_trains_nothing_and_says_the_same(untuned, variant, capsys):
     assert new["variants"] == old["variants"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(untuned, variant, tmp_path, monkeypatch):
     folder, written = tmp_path / "study", {}
     monkeypatch.setattr(conduct, "measure_throughput", lambda runs: {side: [100.0, 101.0] for side in runs})

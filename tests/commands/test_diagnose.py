@@ -1,5 +1,7 @@
 """`scalelab diagnose`: exit codes, table, JSON, batches, two runs and the model itself, on real runs of four steps."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -13,8 +15,8 @@ import pytest
 from checks.diagnosis.diagnose import forks
 from scalelab.__main__ import main
 from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.probes import probes
 from scalelab.diagnose.probes.model import probe_mask, probe_targets
-from scalelab.diagnose.probes.probes import run_probes
 from scalelab.diagnose.probes.subject import load_subject
 from scalelab.record import records
 from scalelab.train.single import train_single
@@ -119,10 +121,26 @@ def test_beside_a_run_in_one_batch_a_missing_division_by_k_shows(trained, tmp_pa
     assert "is 2 times the other run's, with train.accumulate=2" in verdicts["missing_1_over_K"]["evidence"]
 
 
+@pytest.fixture(scope="module")
+def asked(trained):
+    """(what a program answers, exit code, JSON) of a diagnosis that asks it, as it is small."""
+    measured, right = {}, probes.run_probes
+
+    def run_probes(*arguments):
+        evidence = right(*arguments)
+        measured.update(evidence.probes)
+        return evidence
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setattr(probes, "run_probes", run_probes)
+        code = main(["diagnose", str(trained / "run"), "--json"])
+    return measured, code, json.loads(out.getvalue())
+
+
 @pytest.mark.full
-def test_live_asks_the_model(trained):
-    evidence = gather_evidence(trained / "run")
-    measured = run_probes(evidence).probes
+def test_live_asks_the_model(asked):
+    measured, _, _ = asked
+    assert not [name for name in measured if name.startswith("unasked/")]
     assert measured["future_leak"] == 0 and measured["target_shift"] == 1 and measured["branch_scaling"] < 2
     assert measured["replay/4"] == 0 and 0.3 < measured["gradient_over_v"] < 3
     assert measured["update_rms/1"] == pytest.approx(measured["update_rms/5000"], rel=1e-3)
@@ -130,9 +148,9 @@ def test_live_asks_the_model(trained):
 
 
 @pytest.mark.full
-def test_a_small_program_is_asked_without_an_option(run, capsys):
-    assert main(["diagnose", str(run), "--json"]) in (0, 1)
-    result = json.loads(capsys.readouterr().out)
+def test_a_small_program_is_asked_without_an_option(asked):
+    _, code, result = asked
+    assert code in (0, 1)
     assert result["program"] == "asked, from the checkpoint of step 4, as it is small (--fast leaves it out)"
     assert "mask_leak" not in {gap["cause"] for gap in result["gaps"]}
 

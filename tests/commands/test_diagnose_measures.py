@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -21,6 +22,9 @@ LOGGED = "--config.log.layers_every=5", "--config.optim.peak_lr=0.01"
 OTHERS = {*STEP_METRICS, "val_loss/NAME", "epochs/NAME", "tokens/NAME", "loss_scale", "gradient_zeros", "eps_share"}
 # What identifies a line, or is the user's own.
 UNJUDGED = {"step", "time"}
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # of a check that another member reaches
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +63,10 @@ def test_a_healthy_run_breaks_no_identity(run, capsys):
     one_in(
         9,
         [
-            (lambda line: {"head/weight_norm": 3 * line["head/weight_norm"]}, "param_norm is "),
-            (lambda line: {"grad_norm": [2 * x for x in line["grad_norm"]]}, "and that of all layers"),
+            slow(lambda line: {"head/weight_norm": 3 * line["head/weight_norm"]}, "param_norm is "),
+            slow(lambda line: {"grad_norm": [2 * x for x in line["grad_norm"]]}, "and that of all layers"),
             (lambda line: {"logits/log_z": line["logits/max"] + 7.0}, "the mean of log Z is"),
-            (lambda line: {"attention_entropy": [9.0, 1.0]}, "attention has an entropy of 9"),
+            slow(lambda line: {"attention_entropy": [9.0, 1.0]}, "attention has an entropy of 9"),
             (lambda line: {"token_loss/p99": line["token_loss/p50"] / 2}, "quantiles are out of order"),
             (lambda line: {"worst/loss_1": line["worst/loss_2"] / 2}, "the worst sequences are out of order"),
             (lambda line: {f"worst/loss_{rank}": 0.1 for rank in range(1, 5)}, "and that of the worst sequence 0.1"),
@@ -84,7 +88,7 @@ def test_an_identity_of_layers_that_is_broken_is_named(run, capsys, change, word
         6,
         [
             (lambda line: {"clip_ratio": 0.25} if "lr" in line else {}, "the clip left 0.25 of a norm of"),
-            (lambda line: {"bpb": 2 * line["bpb"]} if "bpb" in line else {}, "bpb is "),
+            slow(lambda line: {"bpb": 2 * line["bpb"]} if "bpb" in line else {}, "bpb is "),
             (
                 lambda line: {"mfu": 3 * line["mfu"]} if "mfu" in line else {},
                 "mfu is 3 times what its tokens_per_s gives",

@@ -53,7 +53,11 @@ def test_a_plan_says_active_parameters_rows_and_what_is_sent(capsys):
     [
         ("expert=3,data=1", "is a mesh of 3, and there are 8 devices"),
         ("expert=4,data=2,expert_buffer=0.5", "expert_buffer=0.5 with parallel.expert=4: .*nearest: 1"),
-        ("data=8,expert_buffer=1.5", "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0"),
+        pytest.param(
+            "data=8,expert_buffer=1.5",
+            "expert_buffer=1.5 with parallel.expert=1: no rows are sent; nearest: 0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_plan_says_what_the_trainer_refuses_of_a_mesh(capsys, mesh, message):

@@ -167,16 +167,19 @@ def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monk
     assert (tmp_path / "prediction.json").read_bytes() == written and again["predicted_at"] == held["predicted_at"]
 
 
-@pytest.mark.full
-def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tmp_path, monkeypatch, capsys):
-    """And another grid in its folder is refused by what differs."""
+@pytest.fixture
+def run(monkeypatch):
+    """Run the study in a folder, of trials by a law, without its page; returns the exit code."""
     monkeypatch.setattr(choice, "WorkerPool", ByLaw)
     monkeypatch.setattr(isoflop, "_report", lambda folder, summary: {"failures": []})
     data = ["--config.data.source=synthetic", "--config.data.n_tokens=20000"]
+    return lambda folder, *options: isoflop.main(
+        ["--config=configs/quickstart.py", *GRID, *data, f"--workdir={folder}", *options]
+    )
 
-    def run(folder, *options):
-        return isoflop.main(["--config=configs/quickstart.py", *GRID, *data, f"--workdir={folder}", *options])
 
+@pytest.mark.slow
+def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tmp_path, run):
     assert run(tmp_path / "whole") == 0
     folder, written = tmp_path / "study", {}
     for name in ("isoflop.json", "prediction.json"):
@@ -189,15 +192,21 @@ def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tmp_path, 
     one, other = (records.read_json(tmp_path / name / "summary.json") for name in ("whole", "study"))
     assert all(one[key] == other[key] for key in ("frontier", "isoflop", "ladder", "lr_checks"))
     assert one["fit"]["params"] == other["fit"]["params"] and one["held_out"]["error"] == other["held_out"]["error"]
+
+
+@pytest.mark.full
+def test_another_grid_in_its_folder_and_a_lost_prediction_are_refused(tmp_path, run, capsys):
+    folder = tmp_path / "study"
+    assert run(folder) == 0
     capsys.readouterr()
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     assert run(folder, "--sizes=16,24,40") == 2
     assert "holds a study with grid.5e+09=[16, 24, 32], not [16, 24, 40]" in capsys.readouterr().err
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
-    shutil.rmtree(tmp_path / "whole" / "runs" / "fit-2e+10-d32")
-    (tmp_path / "whole" / "isoflop.json").unlink()  # as an earlier release left it
-    (tmp_path / "whole" / "prediction.json").unlink()
-    assert run(tmp_path / "whole") == 2
+    shutil.rmtree(folder / "runs" / "fit-2e+10-d32")
+    (folder / "isoflop.json").unlink()  # as an earlier release left it
+    (folder / "prediction.json").unlink()
+    assert run(folder) == 2
     assert "prediction.json is gone and" in capsys.readouterr().err
 
 

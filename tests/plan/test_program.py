@@ -169,18 +169,25 @@ for changes in json.loads(sys.argv[1]):
 """
 
 
+TENSOR = {"parallel.tensor": 8, "parallel.sequence": True, "train.accumulate": 1, "precision.name": "bf16"}
+ZERO = {"parallel.fsdp": 8, "model.tied_head": False, "precision.name": "bf16"}
+
+
 @pytest.fixture(scope="module")
 def compiled():
-    """The collectives of a step under data parallelism and under tensor parallelism."""
-    layouts = [
-        {"parallel.data": 8},
-        {"parallel.tensor": 8, "parallel.sequence": True, "train.accumulate": 1, "precision.name": "bf16"},
-        {"parallel.fsdp": 8, "model.tied_head": False, "model.vocab_size": 4096},
-        {"parallel.fsdp": 8, "parallel.zero": 1, "model.tied_head": False, "precision.name": "bf16"},
-        {"parallel.fsdp": 8, "parallel.zero": 2, "model.tied_head": False, "precision.name": "bf16"},
-        {"parallel.tensor": 8, "parallel.sequence": True, "parallel.parts": 4, "train.accumulate": 1,
-         "precision.name": "bf16"},
-    ]  # fmt: skip
+    """The collectives of a step under data, tensor and fully sharded parallelism, and under ZeRO 2."""
+    split = {"parallel.fsdp": 8, "model.tied_head": False, "model.vocab_size": 4096}
+    return compile_steps({"parallel.data": 8}, TENSOR, split, ZERO | {"parallel.zero": 2})
+
+
+@pytest.fixture(scope="module")
+def compiled_too():
+    """Those of the slow tests, under ZeRO 1 and with tensor parallelism in parts."""
+    return compile_steps(ZERO | {"parallel.zero": 1}, TENSOR | {"parallel.parts": 4})
+
+
+def compile_steps(*layouts):
+    """(parameters of the matrices, collectives) of a step in each layout of eight fake devices, in one process."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run(
@@ -203,10 +210,17 @@ def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("zero, scattered", [(1, 1), (2, 4)])
-def test_zero_1_and_2_gather_weights_once_a_step(compiled, zero, scattered):
-    """Matrices and head, once, for four micro-batches; gradients once under ZeRO 1, else after each micro-batch."""
-    matrices, rows = compiled[2 + zero]
+def test_zero_2_gathers_weights_once_a_step_and_scatters_after_each_micro_batch(compiled):
+    check_zero(*compiled[3], scattered=4)
+
+
+@pytest.mark.slow
+def test_zero_1_gathers_weights_and_scatters_gradients_once_a_step(compiled_too):
+    check_zero(*compiled_too[0], scattered=1)
+
+
+def check_zero(matrices, rows, scattered):
+    """Matrices and head are gathered once for four micro-batches; gradients are scattered so many times."""
     weights = 4 * (matrices + 64 * 64)  # XLA:CPU sends what is in bf16 as fp32
     gathered = [(size, times) for kind, size, times in rows if kind == "all-gather"]
     assert sum(size for size, times in gathered if times == 1) == pytest.approx(weights, rel=0.02)
@@ -234,14 +248,14 @@ def test_a_block_sends_the_gradient_of_its_input_once_for_all_its_products(compi
     assert round(sums / activations) == 4 + 2
 
 
-@pytest.mark.full
-def test_a_forward_gathers_in_parts_and_sends_no_more(compiled):
+@pytest.mark.slow
+def test_a_forward_gathers_in_parts_and_sends_no_more(compiled, compiled_too):
     """Two gathers a layer come in four parts, each a collective of its own; XLA:CPU joins those of the sums.
 
     The gradient of a norm's gain is added up once a part, which is all that is sent more.
     """
     part, gains = 64 * 32 * 64 * 4 // 4, 3 * 2 * 64 * 4
-    whole, parted = compiled[1][1], compiled[5][1]
+    whole, parted = compiled[1][1], compiled_too[1][1]
     assert sum(size * times for _, size, times in parted) == sum(size * times for _, size, times in whole) + gains
     assert [size for kind, size, _ in parted if kind == "all-gather"].count(part) == 2 * 4
     assert not any(size == part for _, size, _ in whole)

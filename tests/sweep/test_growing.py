@@ -7,6 +7,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.sweep.run import keep_begun_packs, run_sweep
 from tests.sweep.here import train_packs_here
+from tests.sweep.test_extending import VALUES
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +18,7 @@ def in_this_process():
 
 @pytest.fixture(scope="module")
 def base():
-    changes = {
-        "data.source": "synthetic", "data.n_tokens": 20_000, "model.vocab_size": 64, "model.seq_len": 16,
-        "model.d_model": 16, "train.steps": 4, "train.global_batch": 2, "eval.batches": 1, "checkpoint.every_steps": 2,
-    }  # fmt: skip
-    return config_lib.load("configs/tiny.py", changes)
+    return config_lib.load("configs/tiny.py", VALUES)
 
 
 def trials(base, seeds):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
+from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.record import records
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
-from tests.train.runs import command, ended, finish, untimed
+from tests.train.runs import command, finish, run_here, untimed
 
 TINY = {
     "model.d_model": 16, "model.seq_len": 32, "train.global_batch": 4, "train.steps": 30, "eval.batches": 2,
@@ -79,7 +80,7 @@ def test_a_finished_sweep_is_not_run_again(tmp_path):
 
 
 @pytest.mark.full
-def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
+def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone, capsys):
     file = tmp_path / "grid.py"
     file.write_text(
         "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
@@ -95,11 +96,11 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     names = [row["name"] for row in status.read_trial_rows(folder)]
     for name, twin in zip(names, POINTS, strict=True):
         assert untimed(folder / "runs" / name) == untimed(alone[twin])
-    table = command(f"--workdir={folder}", "--status", name="sweep")
-    out, _ = ended(table)
-    assert table.returncode == 0 and out.count("done") == 3 and result["answer"]["sentences"][0] in out
+    assert main(["sweep", f"--workdir={folder}", "--status"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("done") == 3 and result["answer"]["sentences"][0] in out
     # One of them goes on alone from the pack's checkpoint, under its own config and more steps, on another cosine.
-    longer = command(
+    result = run_here(
         f"--config={file}",
         f"--workdir={folder / 'runs' / names[0]}",
         *overrides,
@@ -108,5 +109,4 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
         "--allow-change=train.steps",
         "--json",
     )
-    result = finish(longer)
     assert (result["resumed_from"], result["final_step"]) == (30, 40)

@@ -11,6 +11,7 @@ from scalelab import api
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.record import records
+from tests.quick import others_slow
 from tests.tables import table_path
 
 DOMAINS = 5
@@ -106,7 +107,7 @@ def test_a_column_of_groups_is_asked_about(tmp_path, capsys):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fitted_at", ["70M", "160M", "305M"])
+@pytest.mark.parametrize("fitted_at", others_slow(lambda size: size == "70M", ["70M", "160M", "305M"]))
 def test_shares_that_a_small_model_names_are_good_for_larger_ones(tmp_path, fitted_at, capsys):
     """Another hand's runs: laws of one size rank the mixtures of the largest (410M), rows that they have not seen."""
     path, place = table_path(AUTHORS), tmp_path / "fit.json"

@@ -9,7 +9,7 @@ import pytest
 from scalelab.diagnose import rank
 from scalelab.diagnose.checks.logged.recomputed import check_lines
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.probes.again import probe_replay
 from scalelab.diagnose.probes.recomputed import probe_lines, probe_validation
 from scalelab.diagnose.verdict import Verdict
 from scalelab.train.single import train_single
@@ -78,11 +78,13 @@ def test_false_lines_are_named_and_a_tenfold_lr_learns_faster(trained, tmp_path,
     assert "a validation loss is the checkpoint's (its weights, not their EMA)" in judged
     rows = {line["step"]: line for line in lines_of(run) if "train_loss" in line}
     edit(run, ("train_loss", 21), lambda line: {"train_loss": rows[20]["train_loss"]})
-    averaged = probe_validation(gather_evidence(run))["val_ema/60"]
-    edit(run, ("val_loss", 60), lambda line: {"val_loss": averaged})
-    verdicts, *_ = diagnosed(run, capsys, "--live")
-    assert "it is that of their EMA" in verdicts["val_loss_wrong"]["evidence"]
-    assert "it is the loss of the step before" in verdicts["log_wrong"]["evidence"]
+    again = probe_validation(gather_evidence(run))
+    edit(run, ("val_loss", 60), lambda line: {"val_loss": again["val_ema/60"]})
+    evidence = gather_evidence(run)
+    evidence = dataclasses.replace(evidence, probes={"step": 60} | again | probe_lines(evidence))  # as --live asks
+    verdicts = {verdict.cause: verdict.evidence for verdict in rank.diagnose(evidence).verdicts}
+    assert "it is that of their EMA" in verdicts["val_loss_wrong"]
+    assert "it is the loss of the step before" in verdicts["log_wrong"]
 
 
 @pytest.mark.full
@@ -97,7 +99,10 @@ def test_steps_before_a_rate_that_was_halved_at_a_resume_are_not_taken_again(tmp
     assert "optim.peak_lr: 0.01 -> 0.005" in changed["text"]
     assert evidence.replayable == [step for step in sorted(evidence.manifests) if step >= changed["step"]]
     assert len(evidence.replayable) < len(evidence.manifests)
-    evidence = run_probes(evidence)
+    probes = (
+        {"step": 60} | probe_validation(evidence) | probe_lines(evidence) | probe_replay(evidence)
+    )  # of saved steps
+    evidence = dataclasses.replace(evidence, probes=probes)
     assert any(key.startswith("replay/") for key in evidence.probes)
     assert [each.cause for each in rank.diagnose(evidence).verdicts if each.kind == "test"] == []
     other = [{**changed, "text": "eval.batches: 2 -> 4, log.every_steps: 1 -> 10"}]

@@ -61,7 +61,7 @@ CASES = [  # law, columns, noise, headers
     ("parscale", PARSCALE, 0.001, {"N": "num_params", "P": "parallel_size"}),
     pytest.param(
         "vocabulary_normalised", VOCABULARIES, 0.003,
-        {"N": "Non_vocab_parameters", "N_v": "vocab params", "D": "tokens"}, marks=pytest.mark.full,
+        {"N": "Non_vocab_parameters", "N_v": "vocab params", "D": "tokens"}, marks=pytest.mark.slow,
     ),
     ("mixture5", dict(zip(DOMAINS, SHARES, strict=True)), 0.003, {r: f"proportion_domain_{r[1]}" for r in DOMAINS}),
     pytest.param(

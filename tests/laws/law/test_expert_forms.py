@@ -7,7 +7,7 @@ from scalelab.laws.fits.fitting import fit
 from scalelab.laws.law import chinchilla_optimum, expert_forms
 from scalelab.laws.law.names import LAWS
 from tests.laws.truths import TRUTHS, columns_for
-from tests.quick import one_in
+from tests.quick import one_in, others_slow
 
 
 def law(name, params=None, **columns):
@@ -92,7 +92,7 @@ CASES = [
 CASES_BY_NAME = dict(CASES)
 
 
-@pytest.mark.parametrize(("name", "columns"), one_in(9, CASES))
+@pytest.mark.parametrize(("name", "columns"), one_in(9, others_slow(lambda name, _: name != "expert_count", CASES)))
 def test_planted_parameters_come_back(name, columns):
     """Without noise to 1e-3; the certificate says that the starts agree."""
     exact = law(name, **columns)
@@ -104,7 +104,7 @@ def test_planted_parameters_come_back(name, columns):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["leverage", "routed"])
+@pytest.mark.parametrize("name", others_slow(lambda name: name == "leverage", ["leverage", "routed"]))
 def test_intervals_hold_what_was_planted(name):
     """Noise of .2 %, three seeds: of 90 % intervals few miss, and they are narrower than their parameters."""
     columns, misses, widths = dict(CASES_BY_NAME[name]), [], []

@@ -14,7 +14,7 @@ from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.trust.information import run_sizes
 from scalelab.laws.trust.tournament import run_tournament
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
-from tests.quick import one_in
+from tests.quick import others_slow
 from tests.tables import table_path
 
 BY = huber_log()
@@ -101,7 +101,10 @@ def kaplans_world(noise):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("truth", "rows"), [("chinchilla", grid(0.002)), ("kaplan", kaplans_world(0.0003))])
+@pytest.mark.parametrize(
+    ("truth", "rows"),
+    others_slow(lambda truth, _: truth == "kaplan", [("chinchilla", grid(0.002)), ("kaplan", kaplans_world(0.0003))]),
+)
 def test_the_law_that_made_the_data_wins(truth, rows):
     entries = run_tournament(rows, ENTRANTS, 14)
     assert entries[0].law.name == truth
@@ -134,8 +137,11 @@ def gemstones():
     return [np.array([float(row[column]) for row in rows]) for column in names]
 
 
+PUBLISHED = [(hoffmann_points, 24), (gemstones, 70)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(("points", "count"), one_in(2, [(hoffmann_points, 24), (gemstones, 70)]))
+@pytest.mark.parametrize(("points", "count"), others_slow(lambda _, count: count == 24, PUBLISHED))
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""
     entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count, resamples=0)

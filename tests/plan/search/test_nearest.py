@@ -17,6 +17,7 @@ from scalelab.plan.search import levers
 from scalelab.plan.search.nearest import find_refusal, nearest_fit
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
+from tests.quick import others_slow
 
 GIB = 2**30
 MESHES = [
@@ -62,7 +63,7 @@ def every_plan(tree, machine):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("gib", [0.5, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("gib", others_slow(lambda gib: gib in (0.5, 1.5), [0.5, 0.7, 1.0, 1.5]))
 def test_the_nearest_plan_is_the_fastest_of_all_that_fit(gib):
     tree, machine = config(), card(gib)
     best = min(every_plan(tree, machine), key=lambda plan: plan[0])

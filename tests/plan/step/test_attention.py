@@ -21,6 +21,7 @@ from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.operations import attention_kind, keys_per_query, step_operations
 from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import by_size, step_time
+from tests.quick import others_slow
 from tests.tables import table_path
 
 LLAMA = config_lib.static(config_lib.load(str(pathlib.Path(__file__).parents[3] / "configs/recipes/llama3_8b.py")))
@@ -116,7 +117,7 @@ def test_an_a100_takes_blocks_for_long_rows_of_documents_and_says_why():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("documents", ["cross", "mask"])
+@pytest.mark.parametrize("documents", others_slow(lambda documents: documents == "mask", ["cross", "mask"]))
 def test_a_ring_of_131072_tokens_takes_what_maxtexts_does(documents):
     """Ironwood's recipe of a 70B on 512 chips, 8 to a sequence: 34.0 s a step. Masked documents stay in the kernel."""
     rows = tables.read_tables(table_path("step_times"))

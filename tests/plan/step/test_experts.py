@@ -25,6 +25,7 @@ from scalelab.plan.step.systems import MEGATRON_TRAITS
 from scalelab.plan.step.time import expected_s, step_time
 from scalelab.plan.step.traffic import step_transfers
 from tests.plan.small import static_of
+from tests.quick import others_slow
 
 H100 = load_machine("h100")
 EXPERTS = {"block": "experts", "n_experts": 8, "experts_per_token": 2, "d_expert": 32, "attention": "plain"}
@@ -149,7 +150,7 @@ def test_the_table_of_experts_is_of_this_code():
 @pytest.mark.parametrize(
     "name",
     [
-        "tpu-recipes llama4_scout, 8192 tokens, 512 v5p bf16",
+        pytest.param("tpu-recipes llama4_scout, 8192 tokens, 512 v5p bf16", marks=pytest.mark.slow),
         "Megatron-Bridge 25.11 qwen3_235b_a22b, 4096 tokens, 256 h100 fp8",
     ],
 )
@@ -245,7 +246,7 @@ def test_a_mesh_names_the_expert_axis_and_its_buffer():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", others_slow(lambda remat: remat == "none", ["none", "dots", "full"]))
 def test_estimates_are_near_the_count(remat):
     """On several layouts; a block on one device of `expert` and closed forms for the rest."""
     sizes = {"d_model": 256, "seq_len": 512, "vocab_size": 512, "n_layers": 4, "d_expert": 128, "n_experts": 16}
