@@ -94,6 +94,7 @@ def test_a_full_disk_ends_the_run_with_an_error_and_the_last_good_step(tmp_path,
     check_resumed(folder, whole)
 
 
+@pytest.mark.full
 def test_a_disk_that_hangs_ends_the_run_with_its_stacks_and_nothing_is_lost(tmp_path, whole):
     folder = tmp_path / "run"
     hang = Cue(r"open .*/metrics\.jsonl$", 4, act=functools.partial(time.sleep, 1e6))
@@ -117,6 +118,7 @@ def test_a_second_sigterm_ends_it_at_once_and_nothing_is_lost(tmp_path, whole):
     check_resumed(folder, whole)
 
 
+@pytest.mark.full
 def test_of_two_writers_the_second_is_refused_and_the_first_unharmed(tmp_path, whole):
     folder, other = tmp_path / "run", tmp_path / "other"
     first = start(folder)

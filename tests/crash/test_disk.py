@@ -68,6 +68,7 @@ def test_permission_lost_on_the_metrics(tmp_path, whole):
 @pytest.mark.parametrize(
     "there", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["from the start", "since the last run"]
 )
+@pytest.mark.full
 def test_a_read_only_folder(tmp_path, whole, there):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -13,6 +13,7 @@ from scalelab.diagnose.rank import FAMILIES, LINES, diagnose, line_of, rank_verd
 from scalelab.diagnose.verdict import make_verdict
 from tests.diagnose.evidences import causes, doctor, doctor_layers, healthy
 from tests.diagnose.test_checks import PLANTS
+from tests.quick import one_in
 
 ROOT = pathlib.Path(causes_lib.__file__).parents[1]
 MAKERS = {"make_verdict": 0, "Gap": 0, "Verdict": 0, "_test": 0}  # functions that take a cause, and its place
@@ -131,7 +132,7 @@ def test_a_knob_is_turned_or_not_printed():
     assert knobs.changes_of("parallel.zero=1 or 2, a larger train.global_batch", values) == {"parallel.zero": "1"}
 
 
-@pytest.mark.parametrize("cause", PLANTS)
+@pytest.mark.parametrize("cause", one_in(3, PLANTS))
 def test_no_family_prints_a_knob_at_its_present_value(cause):
     run = PLANTS[cause]()
     for each in diagnose(run).verdicts:

@@ -77,6 +77,7 @@ def test_parameters_are_those_counted_by_hand():
         assert (counts["total"], counts["kaplan"]) == count_by_hand(d)
 
 
+@pytest.mark.full
 def test_a_run_shorter_than_its_warm_up_climbs_as_steeply_as_the_others(trials):
     short = trials["long-d48-seed0"]
     assert short.train.steps < runs.LONG_WARMUP == trials["long-d16-seed0"].schedule.warmup_steps

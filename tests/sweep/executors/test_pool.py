@@ -47,7 +47,7 @@ def test_trials_of_different_shapes_run_in_processes_and_equal_themselves_alone(
     assert abs(packed[-1]["val_loss"] - single[-1]["val_loss"]) < 1e-4
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_a_crash_in_one_process_leaves_the_others_alone_and_says_why(tmp_path, workers):
     trials = widths(**{"sweep.workers": workers})
     (tmp_path / "runs" / "d16").mkdir(parents=True)
