@@ -176,7 +176,6 @@ def test_mistakes_end_in_one_line_and_2(studies, tmp_path, capsys):
         assert output in error and error.startswith("scalelab: ") and error.count("\n") == 1
 
 
-@pytest.mark.full
 def test_a_comparison_has_a_page(studies, tmp_path, capsys):
     page = tmp_path / "new" / "ab.html"
     result, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0", f"--html={page}")
