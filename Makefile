@@ -48,7 +48,9 @@ check: .venv/dev  ## before each commit, under a minute: lint, types, walls betw
 
 # Tests marked `full` are dear and covered by others; those with the other marks have targets of their own.
 others := not crash and not slow and not slurm
-pytest = .venv/bin/python -m pytest --dist worksteal -n  # 3: one has the cores while others wait for processes
+# A worker a core: each imports, compiles and trains for itself what tests share, so three on two cores take 694 CPU s
+# where two take 608, and are no sooner done.
+pytest = .venv/bin/python -m pytest --dist worksteal -n logical --maxprocesses=4
 
 # mypy gets what the tests leave of the cores (`nice`): the time in which they wait for processes and for the last one.
 test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every room and every promise of the README
@@ -56,11 +58,11 @@ test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every r
 	.venv/bin/ruff format --check .
 	@echo "mypy in the background: what it says stands below the tests' lines"; \
 	nice .venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
-	$(pytest) 3 -m 'not full and $(others)'; tests=$$?; \
+	$(pytest) -m 'not full and $(others)'; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests ? tests : types))
 
 test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full
-	$(pytest) 3 -m 'full and $(others)'
+	$(pytest) -m 'full and $(others)'
 
 test-all: test test-rest  ## what CI runs, a quarter of an hour on 2 cores: `make test`, then `make test-rest`
 

@@ -79,6 +79,7 @@ def test_an_interruption_keeps_the_files_that_ended(checkout, monkeypatch, capsy
     assert code == 1 and ran == ["rooms/test_bad.py"] and result["missing"] == []
 
 
+@pytest.mark.full
 def test_pytest_itself_is_asked_which_tests_are_slow_and_what_they_did(checkout, capfd):
     """The sessions of pytest are real here: the slow tests alone are run, and a file that cannot load is a failure."""
     code, ran, result = run(checkout, capfd)

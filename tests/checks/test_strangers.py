@@ -96,7 +96,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("what", ["hears", "deaf"])
+@pytest.mark.parametrize("what", ["hears", pytest.param("deaf", marks=pytest.mark.full)])
 def test_a_real_process_that_waits_is_stopped_once_it_is_up(slot, monkeypatch, what):
     monkeypatch.setattr(judge, "SECONDS", 10.0 if what == "deaf" else 60.0)  # the deaf one is waited for
     (slot.folder / "waits.py").write_text(WAITS)

@@ -10,6 +10,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.record import lock, owners
 from scalelab.stores import client, lease, urls
+from tests.quick import one_in
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -25,6 +26,7 @@ def test_a_conditional_put_is_done_by_one_of_all(server, url):
 
 
 @pytest.mark.parametrize(("kind", "every"), [("lie", 1), ("lie", 2), ("error", 2), ("hang", 2)])
+@pytest.mark.parametrize("server", one_in(2, ["s3", "gs"]), indirect=True)  # a client's patience is waited for
 def test_a_put_is_done_whatever_the_answer_said(server, url, kind, every):
     place = client.open_place(url)
     server.faults.hang_s = 0.6
@@ -142,6 +144,7 @@ def test_a_lease_passes_on_when_its_owner_is_dead_or_silent_and_publishes_no_mor
     assert lease.take_lease(place)[1] is None
 
 
+@pytest.mark.parametrize("server", one_in(2, ["s3", "gs"]), indirect=True)  # a client's patience is waited for
 def test_an_owner_whose_puts_were_done_without_an_answer_keeps_the_lease(server, url):
     held, _ = lease.take_lease(client.open_place(url))
     server.strike("lie")  # the put is done, and neither its answer nor that to the question whether it was

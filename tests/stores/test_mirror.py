@@ -69,6 +69,7 @@ def check_store(url: str, expected: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("kind", "every"), one_in(2, [("", 0), ("error", 3), ("lie", 3), ("hang", 9)]), ids=["well", "5xx", "lies", "hangs"]
 )
+@pytest.mark.parametrize("server", one_in(2, ["s3", "gs"]), indirect=True)  # a client's patience is waited for
 def test_another_machine_goes_on_from_all_that_was_there(server, url, machine, kind, every):
     server.faults.hang_s = 0.6
     server.strike(kind, every)
@@ -150,6 +151,7 @@ def test_a_machine_that_was_overtaken_sets_its_folder_aside(server, url, machine
 
 
 @pytest.mark.parametrize("kind", one_in(3, ["gone", "expired"]))
+@pytest.mark.parametrize("server", one_in(2, ["s3", "gs"]), indirect=True)  # a client's patience is waited for
 def test_a_store_that_fails_in_the_middle_costs_no_work_and_one_line(server, url, kind, note_line):
     folder, said = local_folder(url), []
     server.faults.hang_s = 0.0
