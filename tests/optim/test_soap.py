@@ -80,6 +80,29 @@ def test_the_first_bases_are_eigenvectors_of_the_first_statistics():
     assert not any(x.any() for x in jax.tree.leaves((state.m, state.v)))  # it takes no step, and none of its gradient
 
 
+@pytest.mark.full
+def test_signs_of_eigenvectors_do_not_matter():
+    """LAPACK and rounding choose them: updates from bases with random signs are the same bits, before a refresh and
+    behind it."""
+    static, h = setting("soap", optim__every=2)
+    _, params, gradients = problem()
+    chain = build_optimizer_chain(static, h, jnp.float32(0.02))
+    step = jax.jit(lambda g, state: chain.update(g, state, nested(params)))
+    random = np.random.default_rng(0)
+
+    def flip(path, x):
+        is_basis = "_basis" in jax.tree_util.keystr(path)
+        return x * random.choice([-1.0, 1.0], (x.shape[0], 1, x.shape[2])).astype(np.float32) if is_basis else x
+
+    _, state = step(nested(gradients[0]), chain.init(nested(params)))
+    other = jax.tree_util.tree_map_with_path(flip, state)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True))
+    for gradient in gradients[1:4]:
+        (moves, state), (moves_of_flipped, other) = step(nested(gradient), state), step(nested(gradient), other)
+        jax.tree.map(np.testing.assert_array_equal, moves_of_flipped, moves)
+        assert all(x.any() for x in jax.tree.leaves(moves))
+
+
 def test_with_identity_bases_it_is_adam(monkeypatch):
     monkeypatch.setattr(
         "scalelab.optim.soap.sorted_eigenvectors", lambda x: jnp.broadcast_to(jnp.eye(x.shape[-1]), x.shape)

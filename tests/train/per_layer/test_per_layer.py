@@ -65,8 +65,20 @@ def compare_updates(changes, steps=3, atol=2e-5):
         ours = [(params, opt_state) for _, _, params, opt_state in results]
         np.testing.assert_allclose(*[jnp.stack(result[:2]) for result in results], rtol=2e-5)
     assert jax.tree.structure(ours[0]) == jax.tree.structure(ours[1])
-    for one, other in zip(*map(jax.tree.leaves, ours), strict=True):
-        np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=2e-3, atol=atol)
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(ours[0]), jax.tree.leaves(ours[1]), strict=True):
+        compare_leaf(jax.tree_util.keystr(path), one, other, atol)
+
+
+def compare_leaf(name, one, other, atol):
+    """Within 2e-3 and `atol`. Of SOAP's bases the signs are free; 8-bit GaLore keeps its projection in bf16."""
+    rtol, projected = 2e-3, ".projection" in name and one.dtype == jnp.bfloat16
+    one, other = np.float64(one), np.float64(other)
+    if "_basis" in name:
+        other = np.where(np.sum(one * other, axis=-2, keepdims=True) < 0, -other, other)
+        atol = 2e-2  # eigenvectors of near eigenvalues: one fp32 rounding of the gradients, on one device, moves 8e-3
+    if projected:
+        rtol = 2**-7  # one unit in the last place
+    np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=name)
 
 
 @pytest.mark.full
@@ -93,13 +105,20 @@ def test_stacks_by_layer_are_themselves():
     compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
 
 
+# Above the gradients' entries, so that it isn't rounding that decides the sign by which Adam moves an entry near zero.
+# One fp32 rounding of the gradients, on one device, moves parameters after three steps by 2e-6 at most (soap, 4 draws);
+# at the default eps by 9e-5 to 3e-4 (soap), and by 1e-3 and the next norm by 1.8e-4 (galore8bit, 12 draws).
+EPS = {"soap": 1e-2, "galore8bit": 1e-2}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_every_separable_optimizer_by_layer_is_itself(name):
     """One step of those whose later ones hang on the signs and the order of eigenvectors that rounding decides."""
-    steps, atol = (1, 1e-3) if name in ("soap", "shampoo", "muon") else (3, 2e-5)
+    steps, atol = (1, 1e-3) if name in ("shampoo", "muon") else (3, 2e-5)
     changes = {"parametrization.name": "completep", "parametrization.base_width": 8}
-    compare_updates({"optim.name": name} | changes, steps, atol)
+    eps = {"optim.eps": EPS[name]} if name in EPS else {}
+    compare_updates({"optim.name": name} | changes | eps, steps, atol)
 
 
 @pytest.mark.slow
