@@ -107,7 +107,7 @@ def test_stacks_by_layer_are_themselves():
 
 # Above the gradients' entries, so that it isn't rounding that decides the sign by which Adam moves an entry near zero.
 # One fp32 rounding of the gradients, on one device, moves parameters after three steps by 2e-6 at most (soap, 4 draws);
-# at the default eps by 9e-5 to 3e-4 (soap), and by 1e-3 and the next norm by 1.8e-4 (galore8bit, 12 draws).
+# at eps 1e-4 by 9e-5 to 3e-4 (soap), at the default by 1e-3 and the next norm by 1.8e-4 (galore8bit, 12 draws).
 EPS = {"soap": 1e-2, "galore8bit": 1e-2}
 
 
