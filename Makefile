@@ -57,7 +57,7 @@ test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every r
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	@echo "mypy in the background: what it says stands below the tests' lines"; \
-	nice .venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
+	nice -n 19 .venv/bin/mypy > .venv/types 2>&1 & types=$$!; \
 	$(pytest) -m 'not full and $(others)'; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types; exit $$((tests ? tests : types))
 
