@@ -64,7 +64,7 @@ test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every r
 test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full
 	$(pytest) -m 'full and $(others)'
 
-test-all: test test-rest  ## what CI runs, a quarter of an hour on 2 cores: `make test`, then `make test-rest`
+test-all: test test-rest  ## what CI runs, half an hour on 2 cores: `make test`, then `make test-rest`
 
 test-slow: .venv/dev  ## hours of CPU: the slow tests, more kills, packs and meshes; again: what is missing, failed or changed; writes checks/results/slow_tests.*
 	.venv/bin/python -m checks.platforms.slow_tests --jobs=2

@@ -21,11 +21,11 @@ def refuse(capsys, *argv):
 
 @pytest.mark.full
 def test_a_table_of_many_columns_is_read_in_linear_time(tmp_path, capsys):
-    names = [f"c{i}" for i in range(50_000)]
+    names = [f"c{i}" for i in range(100_000)]
     (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
     started = time.process_time()  # the clock's would depend on who else is at work
     assert "N" in refuse(capsys, "fit", str(tmp_path / "wide.csv"))
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 10
     (tmp_path / "double.csv").write_text(",".join([*names, "c9"]) + "\n" + ",".join([*"1" * len(names), "2"]) + "\n")
     assert "two columns 'c9'" in refuse(capsys, "fit", str(tmp_path / "double.csv"))
 
