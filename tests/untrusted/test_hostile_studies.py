@@ -39,7 +39,7 @@ def config(tmp_path, monkeypatch):
 
         yield train
 
-    make, made = studies._make_ablation, []
+    make, made = studies.make_study, []
 
     def make_once(*words):
         made[:] = made or [make(*words)]
@@ -47,7 +47,7 @@ def config(tmp_path, monkeypatch):
 
     ended = [False]
     monkeypatch.setattr(studies, "train_in_pool", train_nothing)
-    monkeypatch.setattr(studies, "_make_ablation", make_once)
+    monkeypatch.setattr(studies, "make_study", make_once)
     path = tmp_path / "zloss.py"
     path.write_text(CONFIG)
     return path, ended

@@ -17,7 +17,6 @@ HOP_S = 1e-6  # a message's least time to the next chip (Scaling Book, part 3: "
 INSIDE = {axis: MESH_AXES[i + 1 :] for i, axis in enumerate(MESH_AXES)}  # the axes inside of each
 SWITCHED = 1  # `Chip.links` of a GPU: one port to a switch that joins all of a node
 SPLITTING = ("tensor", "context", "expert")  # axes whose devices share the work of a sequence
-SUMMED = ("gradients", "gradients of gains", "gradients of experts")  # of weights, along any axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Transfer:
 
     `hidden`: computing that doesn't wait for it can go on meanwhile. `once_a_node`: of an exchange of experts' rows,
     whether a token crosses the network once for each node that it goes to (`expert_rows.split_by_domain`).
+    `of_weights`: whether it sums gradients over devices that hold the same weights, whatever else their axis splits.
     """
 
     axis: str
@@ -35,6 +35,7 @@ class Transfer:
     hidden: bool
     what: str
     once_a_node: bool = False
+    of_weights: bool = False
 
     @property
     def sends_rows(self) -> bool:
@@ -44,7 +45,7 @@ class Transfer:
     @property
     def splits_work(self) -> bool:
         """Whether it belongs to the work on a sequence that devices share, micro-batch by micro-batch."""
-        return self.axis in SPLITTING and self.what not in SUMMED
+        return self.axis in SPLITTING and not self.of_weights
 
     @property
     def in_ticks(self) -> bool:

@@ -144,10 +144,11 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     with_backward = layout.stage == 1 and traits.reduced_once and not traits.grouped_products
     times_routed = of.microbatches if with_backward else each
     for axis in ("data", "context", "expert"):
-        transfers += [Transfer(axis, "all-reduce", dense, each, True, "gradients")]
-        transfers += [Transfer(axis, "all-reduce", small, of.microbatches - each, True, "gradients of gains")]
+        summed = functools.partial(Transfer, axis, "all-reduce", hidden=True, of_weights=True)
+        transfers += [summed(dense, each, what="gradients")]
+        transfers += [summed(small, of.microbatches - each, what="gradients of gains")]
         if routed and axis != "expert":
-            transfers += [Transfer(axis, "all-reduce", routed, times_routed, True, "gradients of experts")]
+            transfers += [summed(routed, times_routed, what="gradients of experts")]
     return transfers
 
 
