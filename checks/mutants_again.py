@@ -83,13 +83,14 @@ def choose_lines(before: dict[str, list[str]], only: Sequence[str] | None) -> di
 def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield (mutant, (the part of the suite that notices it, what its test says)) for each mutant and its test."""
     os.environ["PYTHONPATH"] = str(clone.resolve())  # a .venv that is a link has another checkout installed
-    files = sorted({name_test(answer).split("::")[0] for answer in lines.values()})
+    names = {number: find_test(clone, name_test(answer)) for number, answer in lines.items()}
+    files = sorted({name.split("::")[0] for name in names.values()})
     parts, mutants = {name: list_tests(clone, marks, files) for name, marks in PARTS.items()}, read_mutants(LIST)
-    for number, answer in lines.items():
+    for number, name in names.items():
         place = find_line(clone, mutants[int(number)])
         if place is None:
             continue
-        chosen = {part: find_tests(list(tests.values()), name_test(answer)) for part, tests in parts.items()}
+        chosen = {part: find_tests(list(tests.values()), name) for part, tests in parts.items()}
         text = write_line(*place, mutants[int(number)], "after")
         try:
             verdict = try_mutant(clone, chosen, seconds)
@@ -102,6 +103,14 @@ def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Itera
 def name_test(answer: str) -> str:
     """FAILED tests/a/test_b.py::test_c - AssertionError -> tests/a/test_b.py::test_c; a file that failed as it is."""
     return answer.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
+
+
+def find_test(clone: pathlib.Path, name: str) -> str:
+    """The id of a test in a clone whose file may have gone to another folder since."""
+    file, *test = name.split("::")
+    if not (clone / file).exists():
+        file = str(next((clone / "tests").rglob(pathlib.Path(file).name)).relative_to(clone))
+    return "::".join([file, *test])
 
 
 def find_tests(tests: list[str], name: str) -> list[str]:
