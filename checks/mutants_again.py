@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from checks.mutants.clone import find_line, read_mutants, write_line
+from checks.mutants.clone import LIST, find_line, read_mutants, write_line
 from checks.mutants.run import PARTS, list_tests, try_mutant
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
@@ -84,7 +84,7 @@ def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Itera
     """Yield (mutant, (the part of the suite that notices it, what its test says)) for each mutant and its test."""
     os.environ["PYTHONPATH"] = str(clone.resolve())  # a .venv that is a link has another checkout installed
     files = sorted({name_test(answer).split("::")[0] for answer in lines.values()})
-    parts, mutants = {name: list_tests(clone, marks, files) for name, marks in PARTS.items()}, read_mutants()
+    parts, mutants = {name: list_tests(clone, marks, files) for name, marks in PARTS.items()}, read_mutants(LIST)
     for number, answer in lines.items():
         place = find_line(clone, mutants[int(number)])
         if place is None:
@@ -113,7 +113,7 @@ def find_tests(tests: list[str], name: str) -> list[str]:
 
 def make_page(result: dict) -> str:
     """The verdicts as a page."""
-    mutants, told = read_mutants(), [verdict for verdict, *_ in result["mutants"].values()]
+    mutants, told = read_mutants(LIST), [verdict for verdict, *_ in result["mutants"].values()]
     counts = ", ".join(f"{told.count(name)} by {name}" for name in (*PARTS, "none"))
     rows = "".join(
         f"| {mutants[int(number)]['file']} | {verdict} | {answer.removeprefix('FAILED ').replace('|', '/')} | {at} |\n"

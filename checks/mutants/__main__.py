@@ -5,8 +5,9 @@
     run CLONE REACHED     change one line after the other in a clone and run the tests that reach it: those of `make
                           test`, then the others of `make test-all`; writes checks/results/mutants.*
 
-The list is committed before a test is touched, so that no test is written for it. `run` finds a line again by its text,
-wherever it went; one that was rewritten is listed as gone.
+The list is committed before a test is touched, so that no test is written for it; --list names another of its kind, as
+that of checks.speed.moved_tests. `run` finds a line again by its text, wherever it went; one that was rewritten is
+listed as gone.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import json
 import pathlib
 import sys
 
-from checks.mutants.clone import LIST
+from checks.mutants.clone import LIST, read_mutants
 from checks.mutants.pick import pick_mutants
 from checks.mutants.reach import put_probes, read_reached
 from checks.mutants.run import run_mutants
@@ -30,9 +31,12 @@ def main(arguments: list[str] | None = None) -> None:
     run = parts.add_parser("run")
     for part in (reach, run):
         part.add_argument("clone", type=pathlib.Path, help="a clone with a .venv of its own; it is edited")
+        part.add_argument("--list", type=pathlib.Path, default=LIST, help="default: checks/mutants/mutants.json")
     run.add_argument("reached", type=pathlib.Path, help="the file that the probes wrote")
     run.add_argument("--times", type=pathlib.Path, help="lines [test, CPU seconds]: the cheapest run first")
     run.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    run.add_argument("--only", type=lambda text: text.split(","), metavar="N,…", help="lines; default: all")
+    run.add_argument("--result", default="mutants", metavar="NAME", help="of the files that are written")
     run.add_argument(
         "--seconds", type=int, default=900, help="of one part and mutant; what is not done then has not failed"
     )
@@ -42,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(f"{LIST} is there: the list is drawn once")
         LIST.write_text(json.dumps(pick_mutants(), indent=1) + "\n")
     elif options.part == "reach":
-        put_probes(options.clone)
+        put_probes(options.clone, read_mutants(options.list))
     else:
         run_mutants(options.clone, read_reached(options.reached), options)
 

@@ -7,9 +7,9 @@ from typing import Any
 LIST = pathlib.Path(__file__).with_name("mutants.json")
 
 
-def read_mutants() -> list[dict[str, Any]]:
-    """The committed list."""
-    return json.loads(LIST.read_text())
+def read_mutants(path: pathlib.Path) -> list[dict[str, Any]]:
+    """A committed list: LIST, or one of its kind."""
+    return json.loads(path.read_text())
 
 
 def find_line(clone: pathlib.Path, mutant: dict) -> tuple[pathlib.Path, int] | None:

@@ -2,8 +2,10 @@
 
 import pathlib
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
-from checks.mutants.clone import find_line, read_mutants, write_line
+from checks.mutants.clone import find_line, write_line
 
 PROBE = '''"""Notes which test runs which probed line: one line a pair in the file $SCALELAB_REACHED."""
 import os
@@ -20,11 +22,11 @@ def note(number):
 '''
 
 
-def put_probes(clone: pathlib.Path) -> None:
+def put_probes(clone: pathlib.Path, mutants: Sequence[dict[str, Any]]) -> None:
     """Every mutant's expression E becomes (note(number), E)[1]; a line that holds two is probed once for each."""
     site = next((clone / ".venv/lib").glob("python*/site-packages"))
     (site / "scalelab_reached.py").write_text(PROBE)
-    for number, mutant in enumerate(read_mutants()):
+    for number, mutant in enumerate(mutants):
         place = find_line(clone, mutant)
         if place is None:
             print(f"{number}: gone: {mutant['before'].strip()}")

@@ -73,12 +73,12 @@ def choose_tests(tests: dict[str, str], reached: list[str], room: str, cost: dic
 
 def run_mutants(clone: pathlib.Path, reached: dict[int, list[str]], options: argparse.Namespace) -> None:
     """Each mutant in turn; what is in the result already is not run again."""
-    mutants, path = read_mutants(), options.out / "mutants.json"
+    mutants, path = read_mutants(options.list), options.out / f"{options.result}.json"
     results = json.loads(path.read_text())["mutants"] if path.exists() else {}
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=clone, capture_output=True, text=True).stdout
     parts = {name: list_tests(clone, marks) for name, marks in PARTS.items()}
     cost = dict(map(json.loads, options.times.read_text().splitlines())) if options.times else {}
-    for number in sorted(set(range(len(mutants))) - set(map(int, results))):
+    for number in sorted(set(map(int, options.only or range(len(mutants)))) - set(map(int, results))):
         mutant = mutants[number]
         place, room = find_line(clone, mutant), mutant["file"].split("/")[1]
         if place is None:
@@ -90,20 +90,23 @@ def run_mutants(clone: pathlib.Path, reached: dict[int, list[str]], options: arg
                 results[str(number)] = try_mutant(clone, chosen, options.seconds)
             finally:
                 place[0].write_text(text)
-        write_page(options.out, results, {"commit": commit.strip(), "seconds": options.seconds})
+        facts = {"commit": commit.strip(), "seconds": options.seconds, "list": options.list.name}
+        write_page(options.out, options.result, mutants, results, facts)
         print(f"{number} {mutant['file']}:{mutant['line']}: {': '.join(results[str(number)])}", flush=True)
 
 
-def write_page(folder: pathlib.Path, results: dict[str, Any], facts: dict[str, Any]) -> None:
-    """The verdicts as mutants.json and mutants.md."""
+def write_page(
+    folder: pathlib.Path, name: str, mutants: Sequence[dict], results: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    """The verdicts as NAME.json and NAME.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mutants.json").write_text(json.dumps(facts | {"mutants": results}, indent=1) + "\n")
-    mutants, verdicts = read_mutants(), [verdict for verdict, _ in results.values()]
+    (folder / f"{name}.json").write_text(json.dumps(facts | {"mutants": results}, indent=1) + "\n")
+    verdicts = [verdict for verdict, _ in results.values()]
     counts = ", ".join(f"{verdicts.count(name)} by {name}" for name in (*PARTS, "none"))
     page = f"""# Which part of the suite notices a wrong line
 
-`python -m checks.mutants run` at commit {facts["commit"]}: each change of checks/mutants/mutants.json against the tests
-that reach its line, those of `make test` first, then the others of `make test-all`.
+`python -m checks.mutants run` at commit {facts["commit"]}: each change of {facts["list"]} against the
+tests that reach its line, those of `make test` first, then the others of `make test-all`.
 
 Noticed: {counts}; {verdicts.count("not done")} not done in time, {verdicts.count("gone")} gone, of {len(mutants)}.
 
@@ -114,4 +117,4 @@ Noticed: {counts}; {verdicts.count("not done")} not done in time, {verdicts.coun
         before, after = (mutants[int(number)][key].strip().replace("|", "\\|") for key in ("before", "after"))
         test = answer.removeprefix("FAILED ").replace("|", "\\|")
         page += f"| {mutants[int(number)]['file']} | `{before}` -> `{after}` | {verdict} | {test} |\n"
-    (folder / "mutants.md").write_text(page)
+    (folder / f"{name}.md").write_text(page)
