@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--seconds", type=int, default=900, help="of one part and mutant; what is not done then has not failed"
     )
     options = parser.parse_args(arguments)
+    check_options(parser, options)
     if options.part == "pick":
         if LIST.exists():
             sys.exit(f"{LIST} is there: the list is drawn once")
@@ -49,6 +50,18 @@ def main(arguments: list[str] | None = None) -> None:
         put_probes(options.clone, read_mutants(options.list))
     else:
         run_mutants(options.clone, read_reached(options.reached), options)
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse files that are not there, and lines that the list has not."""
+    if options.part == "pick":
+        return
+    files = [options.list, options.clone / ".venv", *([options.reached] if options.part == "run" else [])]
+    if absent := [file for file in files if not file.exists()]:
+        parser.error(f"{absent[0]} is not there")
+    numbers = map(str, range(len(read_mutants(options.list))))
+    if strange := sorted({*(getattr(options, "only", None) or ())} - {*numbers}):
+        parser.error(f"--only={strange[0]}: {options.list} has lines 0 to {len(read_mutants(options.list)) - 1}")
 
 
 if __name__ == "__main__":
