@@ -164,7 +164,7 @@ def type_in(line, folder):
 @pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
 def test_exercise_five_by_hand_ends_in_a_cause_and_a_knob_that_cures(optimizer, rate, tmp_path):
     """The lines of the page, with this rate: the first finding is a learning rate's, and its value trains better."""
-    text = (COURSE / "index.md").read_text()
+    text = re.search(r"^5\. \*\*A spike.*?(?=^6\. )", (COURSE / "index.md").read_text(), re.MULTILINE | re.DOTALL)[0]
     folder = "runs/spike" if optimizer == "adamw" else "runs/spike_momentum"
     train, diagnose = re.findall(rf"^ {{8}}scalelab (.*{folder}\b(?!_).*)$", text, re.MULTILINE)
     (tmp_path / "configs").symlink_to(COURSE.parents[1] / "configs")
