@@ -16,7 +16,8 @@ from tests.quick import one_in
 
 FIXED_UNITS = {  # in billions, in counts, in bits, and shares of one, by the law itself
     "farseer": ("N", "D"), "farseer_counts": ("N", "D"), "precision": ("P_w", "P_a", "P_kv"),
-    "mixture": ("r1", "r2", "r3"), "parscale": ("P",),
+    "mixture": ("r1", "r2", "r3"), "parscale": ("P",), "routed": ("experts",), "expert_count": ("experts",),
+    "sparsity": ("sparsity",), "leverage": ("activation",),
 }  # fmt: skip
 
 
