@@ -28,11 +28,13 @@ RANGES = {  # a weight decay over the usual ranges would vary by more than a law
 
 # `make test-slow` takes the others, which need up to half a minute, and starts from found parameters.
 QUICK = ("chinchilla", "kaplan", "saturating", "step_law_lr")
+FULL = ("farseer",)  # the law with coordinates of its own, once in `make test-rest`
 
 
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])
 @pytest.mark.parametrize(
-    "name", one_in(4, [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAWS])
+    "name",
+    one_in(4, [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK + FULL)) for name in LAWS]),
 )
 def test_every_law_keeps_the_contract(name, known):
     """Noise-free recovery to 1e-6 at published parameters, and at the ones the points determine best."""
