@@ -83,7 +83,7 @@ def choose_lines(before: dict[str, list[str]], only: Sequence[str] | None) -> di
 def try_again(clone: pathlib.Path, lines: dict[str, str], seconds: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield (mutant, (the part of the suite that notices it, what its test says)) for each mutant and its test."""
     os.environ["PYTHONPATH"] = str(clone.resolve())  # a .venv that is a link has another checkout installed
-    names = {number: find_test(clone, name_test(answer)) for number, answer in lines.items()}
+    names = {number: locate_test(clone, name_test(answer)) for number, answer in lines.items()}
     files = sorted({name.split("::")[0] for name in names.values()})
     parts, mutants = {name: list_tests(clone, marks, files) for name, marks in PARTS.items()}, read_mutants(LIST)
     for number, name in names.items():
@@ -105,7 +105,7 @@ def name_test(answer: str) -> str:
     return answer.split(" - ")[0].removeprefix("FAILED ").removeprefix("ERROR ")
 
 
-def find_test(clone: pathlib.Path, name: str) -> str:
+def locate_test(clone: pathlib.Path, name: str) -> str:
     """The id of a test in a clone whose file may have gone to another folder since."""
     file, *test = name.split("::")
     if not (clone / file).exists():

@@ -6,8 +6,8 @@
                           test`, then the others of `make test-all`; writes checks/results/mutants.*
 
 The list is committed before a test is touched, so that no test is written for it; --list names another of its kind, as
-that of checks.speed.moved_tests. `run` finds a line again by its text, wherever it went; one that was rewritten is
-listed as gone.
+that of checks.speed.moved_tests, whose verdicts are in mutants_of_NAME.*. `run` finds a line again by its text,
+wherever it went; one that was rewritten is listed as gone.
 """
 
 import argparse
@@ -36,7 +36,6 @@ def main(arguments: list[str] | None = None) -> None:
     run.add_argument("--times", type=pathlib.Path, help="lines [test, CPU seconds]: the cheapest run first")
     run.add_argument("--out", type=pathlib.Path, default=RESULTS)
     run.add_argument("--only", type=lambda text: text.split(","), metavar="N,…", help="lines; default: all")
-    run.add_argument("--result", default="mutants", metavar="NAME", help="of the files that are written")
     run.add_argument(
         "--seconds", type=int, default=900, help="of one part and mutant; what is not done then has not failed"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checks.mutants.clone import find_line, read_mutants, write_line
+from checks.mutants.clone import LIST, find_line, read_mutants, write_line
 from checks.shared import result_header
 
 PLAIN = "--strict-markers --import-mode=importlib"  # pytest's options but for marks
@@ -75,11 +75,12 @@ def choose_tests(tests: dict[str, str], reached: list[str], room: str, cost: dic
 
 def run_mutants(clone: pathlib.Path, reached: dict[int, list[str]], options: argparse.Namespace) -> None:
     """Each mutant in turn; what is in the result already is not run again."""
-    mutants, path = read_mutants(options.list), options.out / f"{options.result}.json"
+    name = "mutants" if options.list.resolve() == LIST else f"mutants_of_{options.list.stem}"
+    mutants, path = read_mutants(options.list), options.out / f"{name}.json"
     results = json.loads(path.read_text())["mutants"] if path.exists() else {}
     header = result_header("mutants", sys.argv[1:])
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=clone, capture_output=True, text=True).stdout
-    parts = {name: list_tests(clone, marks) for name, marks in PARTS.items()}
+    parts = {part: list_tests(clone, marks) for part, marks in PARTS.items()}
     cost = dict(map(json.loads, options.times.read_text().splitlines())) if options.times else {}
     for number in sorted(set(map(int, options.only or range(len(mutants)))) - set(map(int, results))):
         mutant = mutants[number]
@@ -94,7 +95,7 @@ def run_mutants(clone: pathlib.Path, reached: dict[int, list[str]], options: arg
             finally:
                 place[0].write_text(text)
         facts = header | {"commit": commit.strip(), "seconds": options.seconds, "list": options.list.name}
-        write_page(options.out, options.result, mutants, results, facts)
+        write_page(options.out, name, mutants, results, facts)
         print(f"{number} {mutant['file']}:{mutant['line']}: {': '.join(results[str(number)])}", flush=True)
 
 

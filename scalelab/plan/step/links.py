@@ -25,7 +25,7 @@ class Transfer:
 
     `hidden`: computing that doesn't wait for it can go on meanwhile. `once_a_node`: of an exchange of experts' rows,
     whether a token crosses the network once for each node that it goes to (`expert_rows.split_by_domain`).
-    `of_weights`: whether it sums gradients over devices that hold the same weights, whatever else their axis splits.
+    `of_weights`: along an axis that splits the work of a sequence, whether it sums gradients of weights instead.
     """
 
     axis: str
