@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from scalelab.laws.law.law import Law, ParamKind
-from scalelab.laws.law.objective import Objective, load_objective
+from scalelab.laws.law.objective import Objective, huber_log, load_objective
 from scalelab.laws.solve.optimum import FitError, minimise_objective, scale_to_range
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns
@@ -102,46 +102,49 @@ def check_gradients(law: Law, columns: Columns, candidates: list[dict[str, float
 
 def check_jumps(law: Law, columns: Columns, params: LawParams) -> None:
     """Check that Simpson's integral of the derivative gives the law back, along each searched parameter's range."""
-    function = _vector(law, columns)
-    along = jax.jit(jax.vmap(lambda at, direction: jax.jvp(function, (at,), (direction,))))
+    # Coefficients stay in the size of their terms; the other parameters are themselves, not a solver's coordinates.
+    direct = tuple(name for name, kind in law.params.items() if kind.how == "direct")
+    posed, function = pose_problem(law, columns, np.ones(CHECK_ROWS), huber_log(), direct), _vector(law, columns)
+    along = jax.jit(jax.vmap(lambda at, direction: jax.jvp(function, (at,), (direction,)), in_axes=(0, None)))
     for i, (name, kind) in enumerate(law.params.items()):
         if kind.how == "linear":
             continue
-        line = spread_values(kind, np.linspace(0.0, 1.0, LINE_STEPS + 1))
-        # Of the parameter itself, also where the law is searched in coordinates in which others move with it.
-        ends = np.tile([float(params[each]) for each in law.params], (LINE_STEPS + 1, 1))  # [LINE + 1, K]
-        ends[:, i] = np.exp(line) if kind.how == "log" else line
-        left, right = ends[:-1], ends[1:]
+        line = spread_values(kind, np.linspace(0.0, 1.0, 2 * LINE_STEPS + 1))
+        x = np.tile(posed.from_params(params), (LINE_STEPS, 1))
+        x[:, i] = line[1::2]
+        middle = np.stack(list(posed.to_params(x).values()), axis=1)  # [LINE, K]
+        direction = np.eye(len(law.params))[i]
+        ends = np.exp(line[::2]) if kind.how == "log" else line[::2]
+        left, right = (middle + (end - middle[:, i])[:, None] * direction for end in (ends[:-1], ends[1:]))
 
-        def values(at: np.ndarray, direction: np.ndarray = right - left) -> tuple[np.ndarray, np.ndarray]:
+        def values(at: np.ndarray, direction: np.ndarray = direction) -> tuple[np.ndarray, np.ndarray]:
             with jax.enable_x64(True):
                 value, slope = along(at, direction)
             return np.asarray(value), np.asarray(slope)
 
         with np.errstate(over="ignore", invalid="ignore"):  # powers of powers leave the range of numbers
-            jumps = _jumps(values, left, right)
+            jumps = _jumps(values, left, middle, right, (ends[1:] - ends[:-1])[:, None])
         require_that(law, not jumps.any(), f"it jumps where {name} is near {left[jumps.argmax(), i]:.4g}")
 
 
 def _jumps(
     values: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
     left: np.ndarray,
+    middle: np.ndarray,
     right: np.ndarray,
+    width: np.ndarray,
 ) -> np.ndarray:
-    """Whether the law jumps between left and right [J, K]: its own slope misses it, however short the interval: [J].
-
-    `values`: the law and its slope along right - left, [J, P] each.
-    """
-    low, between, high = (values(at) for at in (left, 0.5 * (left + right), right))
-    missing = np.abs(high[0] - low[0] - (low[1] + 4 * between[1] + high[1]) / 6)
+    """Whether the law jumps between left and right [J, K]: its own slope misses it, however short the interval: [J]."""
+    low, between, high = (values(at) for at in (left, middle, right))
+    missing = np.abs(high[0] - low[0] - width * (low[1] + 4 * between[1] + high[1]) / 6)
     share = np.nan_to_num(missing / np.maximum(np.abs(low[0]), 1e-300))
     rows = np.arange(len(share)), share.argmax(axis=1)
 
-    def left_over(one: tuple, other: tuple, width: float) -> np.ndarray:
+    def left_over(one: tuple, other: tuple, width: np.ndarray) -> np.ndarray:
         return np.abs(other[0] - one[0] - 0.5 * width * (one[1] + other[1]))
 
     low, high = (low[0][rows], low[1][rows]), (high[0][rows], high[1][rows])
-    width = 1.0
+    width = width[:, 0]
     whole = left_over(low, high, width)
     for _ in range(30):
         middle, width = 0.5 * (left + right), 0.5 * width
